@@ -1,0 +1,203 @@
+// Package db is the one door to PostgreSQL: migrations, the pools, and the four ways in.
+//
+//   - InTenant and Tenant: everything about one account, under row-level security.
+//   - AsPlatform: across accounts, with an access row written first.
+//   - Due: what background work finds to do: ids or a count, nothing else.
+//   - Lookup: what must be found before the account is known (a session, a key), one row for one hash.
+//
+// No pool is exported, so no statement can run without saying whose it is.
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"managoat/queries"
+)
+
+// DB holds the app's pool and the small pool of the platform's login.
+type DB struct {
+	app      *pgxpool.Pool
+	platform *pgxpool.Pool
+	appURL   string
+}
+
+// URLs are the connection strings of the two logins the server runs with. The owner's is used by Migrate only.
+type URLs struct {
+	App      string
+	Platform string
+}
+
+// Sizes of the pools. Statements are short and one round trip, so a few connections carry a lot.
+const (
+	appConns      = 16
+	platformConns = 2
+)
+
+// Options that a test or an operator may set.
+type Options struct {
+	MaxConns int32 // of the app's pool; 0: the default
+}
+
+// Open connects both pools and checks that they answer.
+func Open(ctx context.Context, urls URLs, opts Options) (*DB, error) {
+	if opts.MaxConns == 0 {
+		opts.MaxConns = appConns
+	}
+	app, err := pool(ctx, urls.App, opts.MaxConns)
+	if err != nil {
+		return nil, fmt.Errorf("connect as the app: %w", err)
+	}
+	platform, err := pool(ctx, urls.Platform, platformConns)
+	if err != nil {
+		app.Close()
+		return nil, fmt.Errorf("connect as the platform: %w", err)
+	}
+	return &DB{app: app, platform: platform, appURL: urls.App}, nil
+}
+
+func pool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		// ParseConfig's error can repeat the connection string.
+		return nil, errors.New("the connection string cannot be read")
+	}
+	cfg.MaxConns = conns
+	p, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Ping(ctx); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Close ends both pools and waits for their connections.
+func (d *DB) Close() {
+	d.app.Close()
+	d.platform.Close()
+}
+
+// Ping tells whether PostgreSQL answers.
+func (d *DB) Ping(ctx context.Context) error { return d.app.Ping(ctx) }
+
+// Tx is an open transaction and the generated queries on it.
+type Tx struct {
+	*queries.Queries
+	pgx pgx.Tx
+}
+
+// Exec runs a statement that sqlc cannot generate (NOTIFY, advisory locks). Queries belong in queries/.
+func (t Tx) Exec(ctx context.Context, sql string, args ...any) error {
+	_, err := t.pgx.Exec(ctx, sql, args...)
+	return err
+}
+
+// InTenant runs fn in one transaction that sees and writes one account only. The begin and the setting of the
+// account travel in one round trip. fn's error rolls back; a panic does too.
+func (d *DB) InTenant(ctx context.Context, tenantID uuid.UUID, fn func(Tx) error) error {
+	if tenantID == uuid.Nil {
+		return errors.New("db: InTenant without an account")
+	}
+	// The id is a UUID's own text form, so it can stand in the statement.
+	begin := pgx.TxOptions{BeginQuery: "begin; select set_config('app.tenant_id', '" + tenantID.String() + "', true)"}
+	return pgx.BeginTxFunc(ctx, d.app, begin, func(tx pgx.Tx) error {
+		return fn(Tx{queries.New(tx), tx})
+	})
+}
+
+// Tenant returns the queries of one account for single statements: each runs as a transaction of its own, in
+// one round trip with the setting of the account.
+func (d *DB) Tenant(tenantID uuid.UUID) *queries.Queries {
+	return queries.New(statements{pool: d.app, tenant: tenantID})
+}
+
+// AsPlatform runs fn across accounts, as the platform's login. The access row (who and why) is written first,
+// in the same transaction.
+func (d *DB) AsPlatform(ctx context.Context, operator, reason string, fn func(Tx) error) error {
+	return pgx.BeginFunc(ctx, d.platform, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "insert into platform_access (operator, reason) values ($1, $2)", operator, reason); err != nil {
+			return fmt.Errorf("write the access row: %w", err)
+		}
+		return fn(Tx{queries.New(tx), tx})
+	})
+}
+
+// Ref names a row of one account.
+type Ref struct {
+	TenantID uuid.UUID
+	ID       uuid.UUID
+}
+
+// Kind of due work. Each is a SECURITY DEFINER function of the migrations, named in dueSQL.
+type Kind string
+
+// Kinds of due work.
+const (
+	DueOperations Kind = "operations" // operations that nobody owns now
+	DueDeletes    Kind = "deletes"    // workspaces whose delete has begun
+	DueMachines   Kind = "machines"   // machines of one host (arg: the host's id)
+	DueTurns      Kind = "turns"      // turns that say running (arg: none)
+)
+
+var dueSQL = map[Kind]string{
+	DueOperations: "select tenant_id, id from due_operations($1)",
+	DueDeletes:    "select tenant_id, id from due_deletes($1)",
+	DueMachines:   "select tenant_id, id from due_machines($2, $1)",
+}
+
+// dueLimit bounds one look for due work; the next look finds the rest.
+const dueLimit = 1000
+
+// Due finds work across accounts. It returns ids only; each row is then handled in its own InTenant.
+func (d *DB) Due(ctx context.Context, kind Kind, args ...any) ([]Ref, error) {
+	sql, ok := dueSQL[kind]
+	if !ok {
+		return nil, fmt.Errorf("db: no due work of kind %q", kind)
+	}
+	rows, err := d.app.Query(ctx, sql, append([]any{dueLimit}, args...)...)
+	if err != nil {
+		return nil, fmt.Errorf("look for due %s: %w", kind, err)
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Ref])
+}
+
+// RunningMachines counts the machines that run on the whole instance.
+func (d *DB) RunningMachines(ctx context.Context) (n int64, err error) {
+	return n, d.app.QueryRow(ctx, "select running_machines()").Scan(&n)
+}
+
+// Lookup returns the queries that run before the account is known. With no account set every table answers zero
+// rows; only the narrow lookup functions and the global hosts table say anything.
+func (d *DB) Lookup() *queries.Queries { return queries.New(d.app) }
+
+// IsUnique tells whether err is a violation of the named unique constraint or index ("" for any).
+func IsUnique(err error, constraint string) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "23505" && (constraint == "" || pg.ConstraintName == constraint)
+}
+
+// IsReferenced tells whether err says that other rows still refer to the one being deleted, or that a row refers to
+// one that is not there.
+func IsReferenced(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "23503"
+}
+
+// NotFound tells whether err says that a single row was not there.
+func NotFound(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
+
+// SafeText makes a string storable: PostgreSQL's text cannot hold NUL, jsonb neither NUL nor lone surrogates. Input of people
+// passes here; output of machines passes the transcript gate, which does more.
+func SafeText(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\u2400")
+}

@@ -1,0 +1,250 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Embedded is a PostgreSQL of our own: real binaries, a cluster under the data directory, a unix socket only.
+type Embedded struct {
+	dir  string // the cluster, the socket and the log; the PostgreSQL user's, 0700
+	bin  string
+	proc *os.Process // nil when an already running one was adopted
+	done chan struct{}
+}
+
+// Timeouts of the embedded PostgreSQL.
+const (
+	pgStartTimeout = 60 * time.Second // crash recovery of a large cluster takes its time
+	pgStopTimeout  = 20 * time.Second
+)
+
+// StartEmbedded starts PostgreSQL on dir, makes the cluster when it is new, and adopts a server that is already
+// running there (left by a killed server of ours). binDir is where the binaries lie; see FindBinaries. Root runs it
+// as an unprivileged user, since PostgreSQL refuses to run as root.
+func StartEmbedded(ctx context.Context, dir, binDir string) (*Embedded, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	// A unix socket's path is bounded by the kernel (108 bytes).
+	if len(filepath.Join(dir, ".s.PGSQL.5432")) > 100 {
+		return nil, fmt.Errorf("the data directory's path is too long for a unix socket: %s", dir)
+	}
+	e := &Embedded{dir: dir, bin: binDir, done: make(chan struct{})}
+	cred, err := e.prepare()
+	if err != nil {
+		return nil, err
+	}
+	data := filepath.Join(dir, "data")
+	if _, err := os.Stat(filepath.Join(data, "PG_VERSION")); errors.Is(err, os.ErrNotExist) {
+		if err := e.initdb(ctx, data, cred); err != nil {
+			return nil, err
+		}
+	}
+	if e.answers(ctx) == nil {
+		close(e.done)
+		return e, nil
+	}
+	if err := e.start(data, cred); err != nil {
+		return nil, err
+	}
+	if err := e.await(ctx); err != nil {
+		e.Stop(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return e, nil
+}
+
+// prepare makes the directory and chooses the user: nil when this process's own user will do.
+func (e *Embedded) prepare() (*syscall.Credential, error) {
+	if err := os.MkdirAll(e.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the database directory: %w", err)
+	}
+	if os.Geteuid() != 0 {
+		return nil, nil
+	}
+	info, err := os.Stat(e.dir)
+	if err != nil {
+		return nil, err
+	}
+	// A directory that was used before keeps its user.
+	if st := info.Sys().(*syscall.Stat_t); st.Uid != 0 {
+		return &syscall.Credential{Uid: st.Uid, Gid: st.Gid}, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, _ := strconv.Atoi(u.Uid)
+		gid, _ := strconv.Atoi(u.Gid)
+		if err := os.Chown(e.dir, uid, gid); err != nil {
+			return nil, err
+		}
+		cred := &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+		probe := exec.Command("/bin/sh", "-c", "cd \"$0\" && test -w .", e.dir)
+		probe.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
+		if probe.Run() != nil {
+			return nil, fmt.Errorf("the user %s cannot reach %s: every directory above it must be open to others (mode o+x); /root is not, /var/lib/managoat is a good place", name, e.dir)
+		}
+		return cred, nil
+	}
+	return nil, errors.New("PostgreSQL refuses to run as root and neither the user postgres nor nobody exists")
+}
+
+func (e *Embedded) command(cred *syscall.Credential, name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(e.bin, name), args...)
+	cmd.Dir = e.dir
+	cmd.Env = []string{"LC_ALL=C.UTF-8", "PATH=/usr/bin:/bin", "HOME=" + e.dir, "TZ=UTC"}
+	// A session of its own: Ctrl-C in the server's terminal must not reach it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	return cmd
+}
+
+func (e *Embedded) initdb(ctx context.Context, data string, cred *syscall.Credential) error {
+	// A half-made cluster of an interrupted first start is no cluster: it is made under another name first.
+	fresh := data + ".new"
+	if err := os.RemoveAll(fresh); err != nil {
+		return err
+	}
+	cmd := e.command(cred, "initdb", "-D", fresh, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return os.Rename(fresh, data)
+}
+
+func (e *Embedded) start(data string, cred *syscall.Credential) error {
+	log, err := os.OpenFile(filepath.Join(e.dir, "postgres.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := e.command(cred, "postgres", "-D", data, "-k", e.dir,
+		"-c", "listen_addresses=", "-c", "port=5432", "-c", "unix_socket_permissions=0700",
+		"-c", "max_connections=100", "-c", "shared_buffers=128MB", "-c", "log_min_messages=warning", "-c", "jit=off")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start postgres: %w", err)
+	}
+	e.proc = cmd.Process
+	go func() { cmd.Wait(); close(e.done) }()
+	return nil
+}
+
+func (e *Embedded) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, pgStartTimeout)
+	defer cancel()
+	for {
+		err := e.answers(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-e.done:
+			return fmt.Errorf("postgres ended while starting; its log says:\n%s", e.logTail())
+		case <-ctx.Done():
+			return fmt.Errorf("postgres does not answer: %w; its log says:\n%s", err, e.logTail())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (e *Embedded) answers(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, e.adminURL("postgres"))
+	if err != nil {
+		return err
+	}
+	return conn.Close(ctx)
+}
+
+func (e *Embedded) logTail() string {
+	const tail = 2000
+	b, _ := os.ReadFile(filepath.Join(e.dir, "postgres.log"))
+	return strings.TrimSpace(string(b[max(0, len(b)-tail):]))
+}
+
+func (e *Embedded) adminURL(database string) string {
+	return "postgres://postgres@/" + database + "?host=" + e.dir + "&port=5432"
+}
+
+// OwnerURL makes sure of a database of that name and returns the owner's URL to it.
+func (e *Embedded) OwnerURL(ctx context.Context, database string) (string, error) {
+	conn, err := pgx.Connect(ctx, e.adminURL("postgres"))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(ctx)
+	var exists bool
+	if err := conn.QueryRow(ctx, "select exists (select 1 from pg_database where datname = $1)", database).Scan(&exists); err != nil {
+		return "", err
+	}
+	if !exists {
+		if _, err := conn.Exec(ctx, "create database "+pgx.Identifier{database}.Sanitize()); err != nil {
+			return "", err
+		}
+	}
+	return e.adminURL(database), nil
+}
+
+// Done is closed when a PostgreSQL that this process started has ended; at once for one that was adopted.
+func (e *Embedded) Done() <-chan struct{} { return e.done }
+
+// Stop ends PostgreSQL (a fast shutdown: clients are cut, nothing is lost) and waits for it.
+func (e *Embedded) Stop(ctx context.Context) error { return StopEmbedded(ctx, e.dir) }
+
+// StopEmbedded stops the PostgreSQL of dir, whoever started it. None running is success.
+func StopEmbedded(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, pgStopTimeout)
+	defer cancel()
+	pidFile := filepath.Join(dir, "data", "postmaster.pid")
+	for first := true; ; first = false {
+		pid, ok := postmaster(pidFile, dir)
+		if !ok {
+			return nil
+		}
+		if first {
+			if err := syscall.Kill(pid, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("stop postgres: %w", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("postgres (pid %d) does not stop: %w", pid, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// postmaster reads the pid file and checks that the process is a postgres of this cluster, not a stranger that got
+// the same number.
+func postmaster(pidFile, dir string) (int, bool) {
+	b, err := os.ReadFile(pidFile)
+	if err != nil {
+		return 0, false
+	}
+	first, _, _ := strings.Cut(string(b), "\n")
+	pid, err := strconv.Atoi(strings.TrimSpace(first))
+	if err != nil || pid <= 1 {
+		return 0, false
+	}
+	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		// Not Linux: the pid file is all there is.
+		return pid, runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
+	}
+	return pid, strings.Contains(string(cmdline), filepath.Join(dir, "data"))
+}

@@ -1,0 +1,164 @@
+package db
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+
+	"github.com/golang-migrate/migrate/v4"
+	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	"github.com/golang-migrate/migrate/v4/source/iofs"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// Logins made by Migrate, and the role that owns the definer functions and can never log in.
+const (
+	appRole      = "managoat_app"
+	platformRole = "managoat_platform"
+	definerRole  = "managoat_definer"
+)
+
+// migrateLock serialises roles and migrations of servers that start together.
+const migrateLock = 7273_0001
+
+// oldestServer is the oldest PostgreSQL this schema is written for.
+const oldestServer = 150000
+
+// Migrate brings the database of ownerURL up to date and returns the URLs of the two logins the server runs with.
+// The owner must be able to create roles, or both logins must be given; it is used for nothing else.
+//
+// The password of a login that is not given is derived from loginKey (the instance's master key), so that every server
+// of the instance knows it and none has to be told.
+func Migrate(ctx context.Context, ownerURL string, given URLs, loginKey []byte) (URLs, error) {
+	conn, err := pgx.Connect(ctx, ownerURL)
+	if err != nil {
+		return URLs{}, fmt.Errorf("connect as the owner: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, "select pg_advisory_lock($1)", migrateLock); err != nil {
+		return URLs{}, fmt.Errorf("wait for other servers that migrate: %w", err)
+	}
+	defer conn.Exec(context.WithoutCancel(ctx), "select pg_advisory_unlock($1)", migrateLock)
+
+	var version int
+	if err := conn.QueryRow(ctx, "select current_setting('server_version_num')::int").Scan(&version); err != nil {
+		return URLs{}, err
+	}
+	if version < oldestServer {
+		return URLs{}, fmt.Errorf("PostgreSQL 15 or newer is needed, this one says %d", version)
+	}
+	urls := given
+	if urls.App, err = login(ctx, conn, ownerURL, appRole, given.App, loginKey); err != nil {
+		return URLs{}, err
+	}
+	if urls.Platform, err = login(ctx, conn, ownerURL, platformRole, given.Platform, loginKey); err != nil {
+		return URLs{}, err
+	}
+	if err := ensureRole(ctx, conn, definerRole, "nologin"); err != nil {
+		return URLs{}, err
+	}
+	// To hand functions to the definer role the owner must be a member of it and the role must be allowed to create
+	// in the schema: both only while migrations run, so that nobody who runs statements is a member.
+	for _, sql := range []string{"grant " + definerRole + " to current_user", "grant create on schema public to " + definerRole} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return URLs{}, fmt.Errorf("prepare migrations: %w", err)
+		}
+	}
+	err = up(ctx, ownerURL)
+	for _, sql := range []string{"revoke create on schema public from " + definerRole, "revoke " + definerRole + " from current_user"} {
+		if _, e := conn.Exec(context.WithoutCancel(ctx), sql); err == nil && e != nil {
+			err = fmt.Errorf("end migrations: %w", e)
+		}
+	}
+	return urls, err
+}
+
+// login makes sure of one login role and returns the URL to use it with.
+func login(ctx context.Context, conn *pgx.Conn, ownerURL, role, given string, loginKey []byte) (string, error) {
+	if given != "" {
+		var exists bool
+		if err := conn.QueryRow(ctx, "select exists (select 1 from pg_roles where rolname = $1)", role).Scan(&exists); err != nil {
+			return "", err
+		}
+		if !exists {
+			return "", fmt.Errorf("the role %s must exist when its URL is given: create role %s login nosuperuser nobypassrls", role, role)
+		}
+		return given, nil
+	}
+	mac := hmac.New(sha256.New, loginKey)
+	mac.Write([]byte("database login " + role))
+	password := hex.EncodeToString(mac.Sum(nil))
+	if err := ensureRole(ctx, conn, role, "login nosuperuser nocreatedb nocreaterole nobypassrls password '"+password+"'"); err != nil {
+		return "", err
+	}
+	return withLogin(ownerURL, role, password)
+}
+
+func ensureRole(ctx context.Context, conn *pgx.Conn, role, options string) error {
+	var exists bool
+	if err := conn.QueryRow(ctx, "select exists (select 1 from pg_roles where rolname = $1)", role).Scan(&exists); err != nil {
+		return err
+	}
+	verb := "create role "
+	if exists {
+		verb = "alter role "
+	}
+	if _, err := conn.Exec(ctx, verb+role+" "+options); err != nil {
+		return fmt.Errorf("%s%s: %w (give MANAGOAT_APP_DATABASE_URL and MANAGOAT_PLATFORM_DATABASE_URL when the owner may not create roles)", verb, role, err)
+	}
+	return nil
+}
+
+// withLogin is the owner's URL with another user.
+func withLogin(ownerURL, user, password string) (string, error) {
+	u, err := url.Parse(ownerURL)
+	if err != nil || u.Scheme == "" {
+		return "", errors.New("the database URL must be of the form postgres://user:password@host:port/name")
+	}
+	u.User = url.UserPassword(user, password)
+	q := u.Query()
+	q.Del("user")
+	q.Del("password")
+	u.RawQuery = q.Encode()
+	return u.String(), nil
+}
+
+func up(ctx context.Context, ownerURL string) error {
+	source, err := iofs.New(migrations, "migrations")
+	if err != nil {
+		return err
+	}
+	cfg, err := pgx.ParseConfig(ownerURL)
+	if err != nil {
+		return errors.New("the owner's connection string cannot be read")
+	}
+	sqlDB := stdlib.OpenDB(*cfg)
+	defer sqlDB.Close()
+	driver, err := migratepgx.WithInstance(sqlDB, &migratepgx.Config{})
+	if err != nil {
+		return fmt.Errorf("prepare migrations: %w", err)
+	}
+	m, err := migrate.NewWithInstance("iofs", source, "pgx5", driver)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
+	defer stop()
+	if err := m.Up(); err != nil && !errors.Is(err, migrate.ErrNoChange) {
+		var dirty migrate.ErrDirty
+		if errors.As(err, &dirty) {
+			return fmt.Errorf("migration %d failed half way before: restore the database or mend it by hand, then set its version", dirty.Version)
+		}
+		return fmt.Errorf("migrate: %w", err)
+	}
+	return nil
+}

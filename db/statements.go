@@ -1,0 +1,117 @@
+package db
+
+import (
+	"context"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const setTenant = "select set_config('app.tenant_id', $1, true)"
+
+// statements runs each statement under one account in one round trip: the setting and the statement travel as one
+// batch, which PostgreSQL runs as one implicit transaction. Measured against no isolation at all: see docs/benchmarks.md.
+// Works through a pooler in transaction mode, since nothing outlives the transaction.
+type statements struct {
+	pool   *pgxpool.Pool
+	tenant uuid.UUID
+}
+
+func (s statements) send(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+	var b pgx.Batch
+	b.Queue(setTenant, s.tenant.String())
+	b.Queue(sql, args...)
+	results := s.pool.SendBatch(ctx, &b)
+	if _, err := results.Exec(); err != nil {
+		results.Close()
+		return nil, err
+	}
+	return results, nil
+}
+
+func (s statements) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	results, err := s.send(ctx, sql, args)
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	tag, err := results.Exec()
+	if e := results.Close(); err == nil {
+		err = e
+	}
+	return tag, err
+}
+
+func (s statements) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	results, err := s.send(ctx, sql, args)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		results.Close()
+		return nil, err
+	}
+	return &batchRows{Rows: rows, results: results}, nil
+}
+
+func (s statements) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	rows, err := s.Query(ctx, sql, args...)
+	return batchRow{rows, err}
+}
+
+// batchRows ends the batch when its rows end, so that its connection goes back to the pool and a late error is seen.
+type batchRows struct {
+	pgx.Rows
+	results pgx.BatchResults
+	ended   bool
+	err     error
+}
+
+func (r *batchRows) end() {
+	if !r.ended {
+		r.ended = true
+		r.err = r.results.Close()
+	}
+}
+
+func (r *batchRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.end()
+	return false
+}
+
+func (r *batchRows) Close() { r.Rows.Close(); r.end() }
+
+func (r *batchRows) Err() error {
+	if err := r.Rows.Err(); err != nil {
+		return err
+	}
+	return r.err
+}
+
+type batchRow struct {
+	rows pgx.Rows
+	err  error
+}
+
+func (r batchRow) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	if err := r.rows.Scan(dest...); err != nil {
+		return err
+	}
+	r.rows.Close()
+	return r.rows.Err()
+}
