@@ -135,7 +135,7 @@ func (e *Embedded) start(data string, cred *syscall.Credential) error {
 	defer log.Close()
 	cmd := e.command(cred, "postgres", "-D", data, "-k", e.dir,
 		"-c", "listen_addresses=", "-c", "port=5432", "-c", "unix_socket_permissions=0700",
-		"-c", "max_connections=100", "-c", "shared_buffers=128MB", "-c", "log_min_messages=warning", "-c", "jit=off")
+		"-c", "max_connections=200", "-c", "shared_buffers=128MB", "-c", "log_min_messages=warning", "-c", "jit=off")
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start postgres: %w", err)

@@ -94,13 +94,26 @@ func login(ctx context.Context, conn *pgx.Conn, ownerURL, role, given string, lo
 		}
 		return given, nil
 	}
-	mac := hmac.New(sha256.New, loginKey)
-	mac.Write([]byte("database login " + role))
-	password := hex.EncodeToString(mac.Sum(nil))
+	password := loginPassword(loginKey, role)
 	if err := ensureRole(ctx, conn, role, "login nosuperuser nocreatedb nocreaterole nobypassrls password '"+password+"'"); err != nil {
 		return "", err
 	}
 	return withLogin(ownerURL, role, password)
+}
+
+func loginPassword(loginKey []byte, role string) string {
+	mac := hmac.New(sha256.New, loginKey)
+	mac.Write([]byte("database login " + role))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// LoginURLs are the URLs of the logins that Migrate makes on the owner's database, with passwords from loginKey.
+func LoginURLs(ownerURL string, loginKey []byte) (urls URLs, err error) {
+	if urls.App, err = withLogin(ownerURL, appRole, loginPassword(loginKey, appRole)); err != nil {
+		return URLs{}, err
+	}
+	urls.Platform, err = withLogin(ownerURL, platformRole, loginPassword(loginKey, platformRole))
+	return urls, err
 }
 
 func ensureRole(ctx context.Context, conn *pgx.Conn, role, options string) error {
@@ -151,6 +164,7 @@ func up(ctx context.Context, ownerURL string) error {
 	if err != nil {
 		return err
 	}
+	defer m.Close()
 	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
 	defer stop()
 	if err := m.Up(); err != nil && !errors.Is(err, migrate.ErrNoChange) {
@@ -161,4 +175,22 @@ func up(ctx context.Context, ownerURL string) error {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	return nil
+}
+
+// MigrationsDigest changes when the migrations of this binary do.
+func MigrationsDigest() (string, error) {
+	entries, err := migrations.ReadDir("migrations")
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	for _, e := range entries {
+		b, err := migrations.ReadFile("migrations/" + e.Name())
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%s %d\n", e.Name(), len(b))
+		h.Write(b)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }

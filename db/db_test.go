@@ -1,0 +1,133 @@
+package db_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/db/dbtest"
+	"managoat/queries"
+)
+
+func names(t *testing.T, d *dbtest.Database, tenant uuid.UUID) []string {
+	t.Helper()
+	tn, err := d.Tenant(tenant).Tenant(context.Background())
+	if err != nil {
+		if db.NotFound(err) {
+			return nil
+		}
+		t.Fatal(err)
+	}
+	return []string{tn.Name}
+}
+
+func TestATenantSeesItselfAndNobodyElse(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	a, b := d.Account(t), d.Account(t)
+	for _, id := range []uuid.UUID{a, b} {
+		if got := names(t, d, id); len(got) != 1 || got[0] != "test "+id.String() {
+			t.Fatalf("account %s sees %v", id, got)
+		}
+	}
+	if got := names(t, d, uuid.New()); got != nil {
+		t.Fatalf("an account that does not exist sees %v", got)
+	}
+	if _, err := d.Lookup().Tenant(context.Background()); !db.NotFound(err) {
+		t.Fatalf("with no account set: %v, want no rows", err)
+	}
+}
+
+func TestAnErrorRollsBackAndTheConnectionForgetsTheAccount(t *testing.T) {
+	t.Parallel()
+	d := dbtest.NewWith(t, db.Options{MaxConns: 1})
+	a := d.Account(t)
+	ctx := context.Background()
+	boom := errors.New("boom")
+	err := d.InTenant(ctx, a, func(tx db.Tx) error {
+		if err := tx.Exec(ctx, "update tenants set name = 'changed'"); err != nil {
+			return err
+		}
+		return boom
+	})
+	if !errors.Is(err, boom) {
+		t.Fatal(err)
+	}
+	if got := names(t, d, a); got[0] != "test "+a.String() {
+		t.Fatalf("the failed transaction left %v", got)
+	}
+	if _, err := d.Lookup().Tenant(ctx); !db.NotFound(err) {
+		t.Fatalf("the pool's only connection still knows an account: %v", err)
+	}
+}
+
+// Two hundred requests of five accounts over four connections never see another's row.
+func TestConcurrentAccountsOnFewConnectionsNeverCross(t *testing.T) {
+	t.Parallel()
+	d := dbtest.NewWith(t, db.Options{MaxConns: 4})
+	var accounts []uuid.UUID
+	for range 5 {
+		accounts = append(accounts, d.Account(t))
+	}
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			id := accounts[i%len(accounts)]
+			var got queries.Tenant
+			var err error
+			if i%2 == 0 {
+				got, err = d.Tenant(id).Tenant(context.Background())
+			} else {
+				err = d.InTenant(context.Background(), id, func(tx db.Tx) (err error) {
+					got, err = tx.Tenant(context.Background())
+					return err
+				})
+			}
+			if err != nil || got.TenantID != id {
+				t.Errorf("account %s got %s, %v", id, got.TenantID, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestThePlatformWritesItsAccessRowFirst(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	a := d.Account(t)
+	ctx := context.Background()
+	err := d.AsPlatform(ctx, "ada", "look at the account", func(tx db.Tx) error {
+		return tx.Exec(ctx, "update tenants set name = 'seen' where tenant_id = $1", a)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var operator, reason string
+	if err := d.Owner(t).QueryRow(ctx, "select operator, reason from platform_access").Scan(&operator, &reason); err != nil {
+		t.Fatal(err)
+	}
+	if operator != "ada" || reason != "look at the account" {
+		t.Fatalf("access row says %q, %q", operator, reason)
+	}
+	if err := d.AsPlatform(ctx, "", "no name", func(db.Tx) error { t.Error("ran without an operator"); return nil }); err == nil {
+		t.Fatal("a look without an operator was allowed")
+	}
+}
+
+func TestThreeServersMigrateAnEmptyDatabaseTogether(t *testing.T) {
+	t.Parallel()
+	url := dbtest.Empty(t)
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			if _, err := db.Migrate(context.Background(), url, db.URLs{}, []byte("the tests' login key")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
