@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"managoat/internal/broker/rule"
+	"managoat/internal/netguard/hostname"
 )
 
 // Purpose of a connection. An allowance is for one purpose: what a webhook may reach, a machine may not.
@@ -30,7 +30,7 @@ var purposes = []Purpose{Model, Git, MCP, Webhook, Machine}
 // Allowance opens one private host for one purpose.
 type Allowance struct {
 	Purpose Purpose `json:"purpose"`
-	Host    string  `json:"host"` // folded by rule.Host
+	Host    string  `json:"host"` // folded by hostname.Fold
 	Port    int     `json:"port"` // 0: any
 }
 
@@ -63,16 +63,16 @@ func parseAllowance(entry string) (Allowance, error) {
 	}
 	var err error
 	if host, any := strings.CutSuffix(target, ":*"); any {
-		a.Host, err = rule.Host(host)
+		a.Host, err = hostname.Fold(host)
 	} else {
-		a.Host, a.Port, err = rule.Target(target)
+		a.Host, a.Port, err = hostname.SplitPort(target)
 	}
 	return a, err
 }
 
 // Allows tells whether one of the allowances names this host and port for this purpose.
 func Allows(allowances []Allowance, purpose Purpose, host string, port int) bool {
-	folded, err := rule.Host(host)
+	folded, err := hostname.Fold(host)
 	return err == nil && slices.ContainsFunc(allowances, func(a Allowance) bool {
 		return a.Purpose == purpose && a.Host == folded && (a.Port == 0 || a.Port == port)
 	})
@@ -87,7 +87,7 @@ func ParseResolve(s string) (map[string][]netip.Addr, error) {
 		if !ok {
 			return nil, fmt.Errorf("resolve %q: write name=address", entry)
 		}
-		host, err := rule.Host(strings.TrimSpace(name))
+		host, err := hostname.Fold(strings.TrimSpace(name))
 		if err != nil {
 			return nil, fmt.Errorf("resolve %q: %w", entry, err)
 		}
@@ -107,7 +107,7 @@ func ParseResolve(s string) (map[string][]netip.Addr, error) {
 func ParsePorts(s string) ([]int, error) {
 	var out []int
 	for _, entry := range entries(s) {
-		port, err := rule.Port(entry)
+		port, err := hostname.Port(entry)
 		if err != nil {
 			return nil, fmt.Errorf("port %q: use a number from 1 to 65535", entry)
 		}

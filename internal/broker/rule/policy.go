@@ -1,3 +1,4 @@
+// Package rule decides which hosts a policy lets a machine reach, and says why. It is pure: no clock, no network.
 package rule
 
 import (
@@ -5,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"managoat/internal/netguard/hostname"
 )
 
 // Types of policies.
@@ -16,7 +19,7 @@ const (
 // Policy says which hosts may be reached. The zero Policy allows nothing.
 type Policy struct {
 	Type         string   `json:"type"`
-	AllowedHosts []string `json:"allowed_hosts"` // patterns, see ParsePattern; used by Limited
+	AllowedHosts []string `json:"allowed_hosts"` // patterns, see hostname.ParsePattern; used by Limited
 }
 
 // Validate tells the first entry that is wrong, in words for the person who wrote it.
@@ -26,9 +29,9 @@ func (p Policy) Validate() error {
 	}
 	for _, entry := range p.AllowedHosts {
 		if entry == "*" {
-			return fmt.Errorf("%w %q: use the type %q to allow every host", ErrMalformed, entry, Unrestricted)
+			return fmt.Errorf("%w %q: use the type %q to allow every host", hostname.ErrMalformed, entry, Unrestricted)
 		}
-		if _, err := ParsePattern(entry); err != nil {
+		if _, err := hostname.ParsePattern(entry); err != nil {
 			return err
 		}
 	}
@@ -61,7 +64,7 @@ type Verdict struct {
 // Compiled is a policy ready to decide. Entries that cannot be read match nothing.
 type Compiled struct {
 	policy   Policy
-	patterns []Pattern
+	patterns []hostname.Pattern
 	entries  []string // as written, by index of patterns
 }
 
@@ -69,7 +72,7 @@ type Compiled struct {
 func Compile(p Policy) *Compiled {
 	c := &Compiled{policy: p}
 	for _, entry := range p.AllowedHosts {
-		if pattern, err := ParsePattern(entry); err == nil {
+		if pattern, err := hostname.ParsePattern(entry); err == nil {
 			c.patterns = append(c.patterns, pattern)
 			c.entries = append(c.entries, entry)
 		}
@@ -85,7 +88,7 @@ func (c *Compiled) AllowedHosts() []string { return c.policy.AllowedHosts }
 // unrestricted policy and adds nothing to a limited one.
 func (c *Compiled) Decide(host string, port int, ports []int, operator bool) Verdict {
 	v := Verdict{Host: host, Port: port}
-	folded, err := Host(host)
+	folded, err := hostname.Fold(host)
 	if err != nil || port < 1 || port > 65535 {
 		v.Rule, v.Reason = RuleMalformed, "host or port cannot be read"
 		v.Advice = "Use a host name or an address in its usual form, and a port from 1 to 65535."
@@ -104,11 +107,11 @@ func (c *Compiled) Decide(host string, port int, ports []int, operator bool) Ver
 			v.Advice = "Use one of the open ports, or ask the operator of this instance to open this one."
 		}
 	case Limited:
-		if i := Best(c.patterns, folded, port); i >= 0 {
+		if i := hostname.Best(c.patterns, folded, port); i >= 0 {
 			v.Allowed, v.Rule, v.Reason = true, c.entries[i], "an entry of allowed_hosts matches"
 			return v
 		}
-		if i := slices.IndexFunc(c.patterns, func(p Pattern) bool { return p.matchHost(folded) }); i >= 0 {
+		if i := slices.IndexFunc(c.patterns, func(p hostname.Pattern) bool { return p.MatchHost(folded) }); i >= 0 {
 			v.Rule = RulePort
 			v.Reason = fmt.Sprintf("%q is in allowed_hosts, but not for port %d", c.entries[i], port)
 			v.Advice = fmt.Sprintf("Add %q to allowed_hosts of the environment.", joinPort(folded, port))
@@ -116,7 +119,7 @@ func (c *Compiled) Decide(host string, port int, ports []int, operator bool) Ver
 		}
 		v.Rule, v.Reason = RuleAllowedHosts, "no entry of allowed_hosts matches"
 		entry := folded
-		if !slices.Contains(DefaultPorts, port) {
+		if !slices.Contains(hostname.DefaultPorts, port) {
 			entry = joinPort(folded, port)
 		}
 		v.Advice = fmt.Sprintf("Add %q to allowed_hosts of the environment, or do without this host.", entry)

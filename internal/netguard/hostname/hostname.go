@@ -1,7 +1,7 @@
-// Package rule decides which hosts a machine may reach. It is the one host matcher: whatever asks whether a
-// host is meant (the policy of a token, and a credential that belongs to a host) asks here, so that the two can
-// never disagree. It is pure: no clock, no network.
-package rule
+// Package hostname reads host names, ports and host patterns: folded to one form, and malformed when they could
+// be read in two ways. It is the one host matcher: whatever asks whether a host is meant (a policy, an allowance,
+// a credential that belongs to a host) asks here, so that no two answers can disagree. It is pure: no network.
+package hostname
 
 import (
 	"errors"
@@ -27,10 +27,10 @@ const (
 	maxLabelLength = 63
 )
 
-// Host folds a host name or address to the one form that is compared: lower case, no trailing dot, ASCII
+// Fold folds a host name or address to the one form that is compared: lower case, no trailing dot, ASCII
 // (IDNA), an address in its canonical text without brackets. What could be read in two ways is malformed: an
 // address in another notation than the usual one (127.1, 0x7f000001), a zone, an empty label.
-func Host(s string) (string, error) {
+func Fold(s string) (string, error) {
 	host := s
 	if inner, ok := strings.CutPrefix(host, "["); ok {
 		if inner, ok = strings.CutSuffix(inner, "]"); !ok || !strings.Contains(inner, ":") {
@@ -74,8 +74,8 @@ func Host(s string) (string, error) {
 	return host, nil
 }
 
-// Target splits host:port as a CONNECT request names it. Both parts must be there.
-func Target(s string) (host string, port int, err error) {
+// SplitPort splits host:port as a CONNECT request names it. Both parts must be there.
+func SplitPort(s string) (host string, port int, err error) {
 	i := strings.LastIndexByte(s, ':')
 	if i < 0 {
 		return "", 0, malformed(s, "a port is missing")
@@ -87,7 +87,7 @@ func Target(s string) (host string, port int, err error) {
 	if port, err = Port(s[i+1:]); err != nil {
 		return "", 0, err
 	}
-	if host, err = Host(name); err != nil {
+	if host, err = Fold(name); err != nil {
 		return "", 0, err
 	}
 	return host, port, nil
@@ -132,7 +132,7 @@ func ParsePattern(s string) (Pattern, error) {
 	if below, ok := strings.CutPrefix(rest, "*."); ok {
 		p.wildcard, rest = true, below
 	}
-	host, err := Host(rest)
+	host, err := Fold(rest)
 	if err != nil {
 		return Pattern{}, err
 	}
@@ -158,12 +158,13 @@ func (p Pattern) String() string {
 	return s
 }
 
-// Match tells whether the pattern means this host, already folded by Host, at this port.
+// Match tells whether the pattern means this host, already folded, at this port.
 func (p Pattern) Match(host string, port int) bool {
-	return p.matchHost(host) && (p.port == port || p.port == 0 && slices.Contains(DefaultPorts, port))
+	return p.MatchHost(host) && (p.port == port || p.port == 0 && slices.Contains(DefaultPorts, port))
 }
 
-func (p Pattern) matchHost(host string) bool {
+// MatchHost tells whether the pattern means this host, already folded, at some port.
+func (p Pattern) MatchHost(host string) bool {
 	if p.host == "" {
 		return false
 	}
