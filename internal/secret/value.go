@@ -40,3 +40,6 @@ func (v *Value) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &v.s) }
 
 // LogValue masks.
 func (v Value) LogValue() slog.Value { return slog.StringValue(Mask) }
+
+// UnmarshalText reads a plain string.
+func (v *Value) UnmarshalText(b []byte) error { v.s = string(b); return nil }

@@ -1,0 +1,288 @@
+// Package config is the one typed set of settings: each has a flag and a MANAGOAT_ variable of the same name, a
+// default, and a rule that is checked before anything starts.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Config holds the settings of a server.
+type Config struct {
+	Data        string
+	Listen      string
+	URL         string
+	DatabaseURL string
+
+	AppDatabaseURL      string
+	PlatformDatabaseURL string
+	PGBin               string
+	MasterKey           string
+	RuntimesDir         string
+
+	SandboxProviders []string
+	SandboxProvider  string
+	AllowPrivate     []string
+	Resolve          []string
+	ExtraCA          string
+	APTSources       string
+	NPMRegistry      string
+	PIPIndex         string
+	EgressPorts      []string
+
+	SandboxIdleTimeoutMinutes int
+	SandboxMaxLifetimeHours   int
+	SandboxTaskRetentionHours int
+
+	MachineMemoryMB int
+	MachineCPUs     float64
+	MachinePids     int
+	MachineDiskMB   int
+
+	RunningMachines  int
+	FleetMachines    int
+	PromptsPerMinute int
+
+	TrustedProxies []string
+	LogLevel       string
+	LogFormat      string
+}
+
+// Setting is one row of the table of settings; docs/configuration.md is made from it.
+type Setting struct {
+	Flag    string // "listen"; its variable is MANAGOAT_LISTEN
+	Default string
+	Help    string
+	Bare    bool // the manual's name works without MANAGOAT_ too
+	bind    func(*Config) pflag.Value
+	check   func(*Config) error
+}
+
+// Variable is the environment variable of the setting.
+func (s Setting) Variable() string {
+	return "MANAGOAT_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
+}
+
+// Settings is the table.
+var Settings = []Setting{
+	{Flag: "data", Default: defaultData(), Help: "data directory: database, machines, keys", bind: text(func(c *Config) *string { return &c.Data })},
+	{Flag: "listen", Default: "127.0.0.1:8080", Help: "address to serve on", bind: text(func(c *Config) *string { return &c.Listen }), check: func(c *Config) error {
+		_, port, err := net.SplitHostPort(c.Listen)
+		if n, e := strconv.Atoi(port); err != nil || e != nil || n < 0 || n > 65535 {
+			return errors.New("must be host:port")
+		}
+		return nil
+	}},
+	{Flag: "url", Help: "public URL of this server, as browsers see it (default: http:// and the listen address)", bind: text(func(c *Config) *string { return &c.URL }), check: func(c *Config) error { return webURL(c.URL) }},
+	{Flag: "database-url", Help: "a PostgreSQL that is already there, 15 or newer (default: an embedded one under the data directory)", bind: text(func(c *Config) *string { return &c.DatabaseURL }), check: func(c *Config) error { return pgURL(c.DatabaseURL) }},
+	{Flag: "app-database-url", Help: "the app login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.AppDatabaseURL }), check: func(c *Config) error { return pgURL(c.AppDatabaseURL) }},
+	{Flag: "platform-database-url", Help: "the platform login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.PlatformDatabaseURL }), check: func(c *Config) error { return pgURL(c.PlatformDatabaseURL) }},
+	{Flag: "pg-bin", Help: "directory of PostgreSQL's server binaries (default: the newest installed)", bind: text(func(c *Config) *string { return &c.PGBin })},
+	{Flag: "master-key", Help: "32 bytes, hex or base64, that seal every secret (default: a key file made in the data directory)", bind: text(func(c *Config) *string { return &c.MasterKey })},
+	{Flag: "runtimes-dir", Help: "where adapters are installed, shared by all data directories of a host", Default: defaultRuntimes(), bind: text(func(c *Config) *string { return &c.RuntimesDir })},
+	{Flag: "sandbox-providers", Default: "local", Help: "the enabled sandbox providers, comma separated", bind: list(func(c *Config) *[]string { return &c.SandboxProviders }), check: func(c *Config) error {
+		for _, p := range c.SandboxProviders {
+			if p != "local" {
+				return fmt.Errorf("%q is not a sandbox provider of this build (local)", p)
+			}
+		}
+		return nil
+	}},
+	{Flag: "sandbox-provider", Default: "local", Help: "the provider of new workspaces that name none", bind: text(func(c *Config) *string { return &c.SandboxProvider }), check: func(c *Config) error {
+		if !slices.Contains(c.SandboxProviders, c.SandboxProvider) {
+			return errors.New("must be one of sandbox-providers")
+		}
+		return nil
+	}},
+	{Flag: "allow-private", Help: "private targets that may be dialled: purpose=host:port,… (purposes model, git, mcp, webhook, machine; the port may be *)", bind: list(func(c *Config) *[]string { return &c.AllowPrivate })},
+	{Flag: "resolve", Help: "names with fixed addresses for the egress and the server's own calls: name=address,…", bind: list(func(c *Config) *[]string { return &c.Resolve })},
+	{Flag: "extra-ca", Help: "file of PEM certificates that server, egress and machines trust beside the public ones", bind: text(func(c *Config) *string { return &c.ExtraCA }), check: func(c *Config) error { return readable(c.ExtraCA) }},
+	{Flag: "apt-sources", Help: "sources.list lines for machines, or a file of them (default: the host's)", bind: text(func(c *Config) *string { return &c.APTSources })},
+	{Flag: "npm-registry", Help: "npm registry for machines (default: the host's)", bind: text(func(c *Config) *string { return &c.NPMRegistry }), check: func(c *Config) error { return webURL(c.NPMRegistry) }},
+	{Flag: "pip-index", Help: "pip index for machines (default: the host's)", bind: text(func(c *Config) *string { return &c.PIPIndex }), check: func(c *Config) error { return webURL(c.PIPIndex) }},
+	{Flag: "egress-ports", Default: "80,443,22,5432,9418", Help: "ports that an unrestricted machine may reach", bind: list(func(c *Config) *[]string { return &c.EgressPorts }), check: func(c *Config) error {
+		_, err := c.Ports()
+		return err
+	}},
+	{Flag: "sandbox-idle-timeout-minutes", Default: "60", Bare: true, Help: "an idle workspace's machine parks after this; 0: never", bind: number(func(c *Config) *int { return &c.SandboxIdleTimeoutMinutes }), check: atLeast(0, func(c *Config) int { return c.SandboxIdleTimeoutMinutes })},
+	{Flag: "sandbox-max-lifetime-hours", Default: "0", Bare: true, Help: "a running machine's ceiling; 0: off", bind: number(func(c *Config) *int { return &c.SandboxMaxLifetimeHours }), check: atLeast(0, func(c *Config) int { return c.SandboxMaxLifetimeHours })},
+	{Flag: "sandbox-task-retention-hours", Default: "72", Bare: true, Help: "a conversation's own parked machine is kept this long; 0: for ever", bind: number(func(c *Config) *int { return &c.SandboxTaskRetentionHours }), check: atLeast(0, func(c *Config) int { return c.SandboxTaskRetentionHours })},
+	{Flag: "machine-memory-mb", Default: "4096", Help: "memory of a machine", bind: number(func(c *Config) *int { return &c.MachineMemoryMB }), check: atLeast(128, func(c *Config) int { return c.MachineMemoryMB })},
+	{Flag: "machine-cpus", Default: "2", Help: "processors of a machine", bind: fraction(func(c *Config) *float64 { return &c.MachineCPUs })},
+	{Flag: "machine-pids", Default: "2048", Help: "processes and threads of a machine", bind: number(func(c *Config) *int { return &c.MachinePids }), check: atLeast(64, func(c *Config) int { return c.MachinePids })},
+	{Flag: "machine-disk-mb", Default: "20480", Help: "what a machine may write to its disk", bind: number(func(c *Config) *int { return &c.MachineDiskMB }), check: atLeast(64, func(c *Config) int { return c.MachineDiskMB })},
+	{Flag: "running-machines", Default: "20", Help: "machines an account may run at once", bind: number(func(c *Config) *int { return &c.RunningMachines }), check: atLeast(0, func(c *Config) int { return c.RunningMachines })},
+	{Flag: "fleet-machines", Default: "100", Help: "machines the instance may run at once", bind: number(func(c *Config) *int { return &c.FleetMachines }), check: atLeast(1, func(c *Config) int { return c.FleetMachines })},
+	{Flag: "prompts-per-minute", Default: "60", Help: "prompts an account may send a minute", bind: number(func(c *Config) *int { return &c.PromptsPerMinute }), check: atLeast(1, func(c *Config) int { return c.PromptsPerMinute })},
+	{Flag: "trusted-proxies", Help: "networks of reverse proxies whose X-Forwarded-For is believed, comma separated", bind: list(func(c *Config) *[]string { return &c.TrustedProxies }), check: func(c *Config) error {
+		_, err := c.Proxies()
+		return err
+	}},
+	{Flag: "log-level", Default: "info", Help: "debug, info, warn or error", bind: text(func(c *Config) *string { return &c.LogLevel }), check: oneOf(func(c *Config) string { return c.LogLevel }, "debug", "info", "warn", "error")},
+	{Flag: "log-format", Default: "text", Help: "text or json", bind: text(func(c *Config) *string { return &c.LogFormat }), check: oneOf(func(c *Config) string { return c.LogFormat }, "text", "json")},
+}
+
+// Flags adds the settings to a command's flags, with defaults from the environment. A blank variable is unset.
+func (c *Config) Flags(fs *pflag.FlagSet) error {
+	var problems []error
+	for _, s := range Settings {
+		v := s.bind(c)
+		set := func(source, value string) {
+			if err := v.Set(value); err != nil {
+				problems = append(problems, fmt.Errorf("%s: %w", source, err))
+			}
+		}
+		set(s.Flag, s.Default)
+		names := []string{s.Variable()}
+		if s.Bare {
+			names = append([]string{strings.TrimPrefix(s.Variable(), "MANAGOAT_")}, names...)
+		}
+		for _, name := range names {
+			if value := strings.TrimSpace(os.Getenv(name)); value != "" {
+				set(name, value)
+			}
+		}
+		fs.Var(v, s.Flag, s.Help+" ["+s.Variable()+"]")
+	}
+	return errors.Join(problems...)
+}
+
+// Check says which settings cannot be served with, all of them at once.
+func (c *Config) Check() error {
+	var problems []error
+	for _, s := range Settings {
+		if s.check == nil {
+			continue
+		}
+		if err := s.check(c); err != nil {
+			problems = append(problems, fmt.Errorf("--%s (%s): %w", s.Flag, s.Variable(), err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// IdleTimeout is after how long an idle machine parks; 0: never.
+func (c *Config) IdleTimeout() time.Duration {
+	return time.Duration(c.SandboxIdleTimeoutMinutes) * time.Minute
+}
+
+// Ports are the egress ports as numbers.
+func (c *Config) Ports() ([]int, error) {
+	var ports []int
+	for _, p := range c.EgressPorts {
+		n, err := strconv.Atoi(p)
+		if err != nil || n < 1 || n > 65535 {
+			return nil, fmt.Errorf("%q is not a port", p)
+		}
+		ports = append(ports, n)
+	}
+	return ports, nil
+}
+
+// Proxies are the trusted proxies as networks.
+func (c *Config) Proxies() ([]*net.IPNet, error) {
+	var nets []*net.IPNet
+	for _, p := range c.TrustedProxies {
+		_, n, err := net.ParseCIDR(p)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a network such as 10.0.0.0/8", p)
+		}
+		nets = append(nets, n)
+	}
+	return nets, nil
+}
+
+// AptSources are the sources.list lines, read from a file when the setting names one.
+func (c *Config) AptSources() (string, error) {
+	if filepath.IsAbs(c.APTSources) && !strings.Contains(c.APTSources, "\n") {
+		b, err := os.ReadFile(c.APTSources)
+		return string(b), err
+	}
+	return c.APTSources, nil
+}
+
+// Dir is a path below the data directory.
+func (c *Config) Dir(parts ...string) string {
+	return filepath.Join(append([]string{c.Data}, parts...)...)
+}
+
+func defaultData() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/managoat"
+	}
+	if home, err := os.UserHomeDir(); err == nil {
+		return filepath.Join(home, ".local", "share", "managoat")
+	}
+	return "managoat-data"
+}
+
+func defaultRuntimes() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/managoat-runtimes"
+	}
+	if home, err := os.UserHomeDir(); err == nil {
+		return filepath.Join(home, ".local", "share", "managoat-runtimes")
+	}
+	return "managoat-runtimes"
+}
+
+func webURL(s string) error {
+	if s == "" {
+		return nil
+	}
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return errors.New("must be an http or https URL")
+	}
+	return nil
+}
+
+func pgURL(s string) error {
+	if s == "" {
+		return nil
+	}
+	// The URL itself stays out of the message: it holds a password.
+	if u, err := url.Parse(s); err != nil || (u.Scheme != "postgres" && u.Scheme != "postgresql") {
+		return errors.New("must be of the form postgres://user:password@host:port/name")
+	}
+	return nil
+}
+
+func readable(path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func atLeast(min int, get func(*Config) int) func(*Config) error {
+	return func(c *Config) error {
+		if get(c) < min {
+			return fmt.Errorf("must be at least %d", min)
+		}
+		return nil
+	}
+}
+
+func oneOf(get func(*Config) string, allowed ...string) func(*Config) error {
+	return func(c *Config) error {
+		if !slices.Contains(allowed, get(c)) {
+			return fmt.Errorf("must be one of %s", strings.Join(allowed, ", "))
+		}
+		return nil
+	}
+}

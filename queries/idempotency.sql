@@ -1,0 +1,15 @@
+-- name: IdempotencyKey :one
+select body_hash, status, response from idempotency_keys
+where tenant_id = app_tenant() and route = @route and key = @key
+  and created_at > now() - make_interval(secs => @max_age::float8);
+
+-- name: TakeIdempotencyKey :execrows
+insert into idempotency_keys (tenant_id, route, key, body_hash)
+values (app_tenant(), @route, @key, @body_hash)
+on conflict (tenant_id, route, key) do update
+    set body_hash = excluded.body_hash, status = null, response = null, created_at = now()
+    where idempotency_keys.created_at <= now() - make_interval(secs => @max_age::float8);
+
+-- name: StoreIdempotentResponse :exec
+update idempotency_keys set status = @status, response = @response
+where tenant_id = app_tenant() and route = @route and key = @key;
