@@ -1,0 +1,64 @@
+# Managoat. `make help` explains every target.
+
+GO      ?= go
+DATA    ?= $(CURDIR)/.data
+LISTEN  ?= 127.0.0.1:8080
+BIN     := bin/managoat
+GUEST   := cmd/managoat/guest/managoat-guest
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+
+.DEFAULT_GOAL := help
+.PHONY: help deps test-deps generate build run down test vet lint generated sqlc-check unit bench doctor clean
+
+help: ## explain every target
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## install what running needs, where it is missing (Debian and Ubuntu, as root)
+	@.ci/install run
+
+test-deps: ## install what tests need, where it is missing
+	@.ci/install test
+
+generate: ## regenerate the code of templ and sqlc
+	$(GO) tool templ generate
+	$(GO) tool -modfile=tools.mod sqlc generate
+
+build: ## build bin/managoat with the guest inside
+	CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '-s -w' -o $(GUEST) ./cmd/managoat-guest
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/managoat
+
+run: deps build ## bring everything up on one machine and print one URL (DATA=dir LISTEN=addr)
+	@$(BIN) runtimes install node
+	@$(BIN) runtimes install claude
+	@exec $(BIN) serve --data $(DATA) --listen $(LISTEN)
+
+down: ## park every machine of DATA, stop its egress, server and PostgreSQL
+	@$(BIN) down --data $(DATA)
+
+test: test-deps build ## everything CI checks: vet, lint, generated code, race detector, real services, real machines
+	@.ci/test
+
+vet: ## go vet
+	$(GO) vet ./...
+
+lint: ## gofmt and staticcheck
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not gofmt-clean'; exit 1; }
+	$(GO) tool -modfile=tools.mod staticcheck ./...
+
+generated: ## fail when templ's code is not up to date
+	@$(GO) tool templ generate >/dev/null && git diff --exit-code --stat -- '*_templ.go'
+
+sqlc-check: ## fail when sqlc's code is not up to date (building sqlc takes minutes when nothing is cached)
+	$(GO) tool -modfile=tools.mod sqlc diff
+
+unit: ## tests of one package: make unit PKG=./internal/workspace
+	$(GO) test $(PKG)
+
+bench: build ## benchmarks, as ratios within one run (docs/benchmarks.md)
+	@.ci/bench
+
+doctor: build ## say what is missing on this host and how to get it
+	@$(BIN) doctor
+
+clean: ## remove what build made
+	rm -rf bin $(GUEST)
