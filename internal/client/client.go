@@ -1,0 +1,265 @@
+// Package client calls a Managoat server's JSON API and follows its streams. The command line is built on it.
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Client of one server. Key may be empty for the routes that need none.
+type Client struct {
+	Base string // http://127.0.0.1:8080
+	Key  string
+	HTTP *http.Client // nil: http.DefaultClient
+}
+
+// Limits of what is read from a server.
+const (
+	maxAnswer = 64 << 20
+	maxFrame  = 16 << 20
+)
+
+// Refused is an answer of no. Its message says what to do.
+type Refused struct {
+	Status  int
+	Code    string
+	Message string
+	Body    json.RawMessage
+}
+
+func (e *Refused) Error() string {
+	if e.Message == "" {
+		return fmt.Sprintf("the server answered %d %s", e.Status, e.Code)
+	}
+	return e.Message + " (" + e.Code + ")"
+}
+
+// Unreachable says that no server answered.
+type Unreachable struct {
+	Base string
+	Err  error
+}
+
+func (e *Unreachable) Error() string {
+	return fmt.Sprintf("no answer from %s: %v", e.Base, e.Err)
+}
+func (e *Unreachable) Unwrap() error { return e.Err }
+
+// Do calls one endpoint. in is sent as JSON unless nil; the answer is decoded into out unless nil.
+func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(b)
+	}
+	resp, err := c.send(ctx, method, path, body, "application/json", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return &Unreachable{c.Base, err}
+	}
+	if out == nil || len(b) == 0 {
+		return nil
+	}
+	if raw, ok := out.(*json.RawMessage); ok {
+		*raw = b
+		return nil
+	}
+	return json.Unmarshal(b, out)
+}
+
+// Get is Do for reads.
+func (c *Client) Get(ctx context.Context, path string, out any) error {
+	return c.Do(ctx, http.MethodGet, path, nil, out)
+}
+
+// Download writes an endpoint's body, asking for one content type.
+func (c *Client) Download(ctx context.Context, path, accept string, w io.Writer) error {
+	resp, err := c.send(ctx, http.MethodGet, path, nil, accept, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return &Unreachable{c.Base, err}
+	}
+	return nil
+}
+
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader, accept string, header http.Header) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.Base, "/")+path, body)
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	req.Header.Set("Accept", accept)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.Key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.Key)
+	}
+	httpClient := c.HTTP
+	if httpClient == nil {
+		httpClient = http.DefaultClient
+	}
+	resp, err := httpClient.Do(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err // without the URL
+		}
+		return nil, &Unreachable{c.Base, err}
+	}
+	if resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		r := &Refused{Status: resp.StatusCode, Body: b}
+		var e struct{ Error, Message string }
+		if json.Unmarshal(b, &e) == nil {
+			r.Code, r.Message = e.Error, e.Message
+		}
+		return nil, r
+	}
+	return resp, nil
+}
+
+// Frame of a stream.
+type Frame struct {
+	ID    string
+	Event string
+	Data  []byte
+}
+
+// ErrStop ends Follow without an error when each returns it.
+var ErrStop = errors.New("stop following")
+
+// Pauses between attempts to connect again.
+const (
+	firstPause = 200 * time.Millisecond
+	longest    = 5 * time.Second
+	// silence is how long a stream may say nothing: more than twice the server's heartbeat (15 s).
+	silence = 40 * time.Second
+)
+
+// Follow reads a stream, from the frame after the given id, and connects again from the last id it saw when the
+// connection ends, until the stream says "end", each says ErrStop, or ctx ends. A refusal ends it at once.
+func (c *Client) Follow(ctx context.Context, path, after string, each func(Frame) error) error {
+	pause := firstPause
+	for {
+		ended, err := c.follow(ctx, path, &after, func(f Frame) error {
+			pause = firstPause
+			return each(f)
+		})
+		var refused *Refused
+		var gone *Unreachable
+		switch {
+		case errors.Is(err, ErrStop) || ended:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &refused) && refused.Status != http.StatusServiceUnavailable && refused.Status != http.StatusBadGateway && refused.Status != http.StatusTooManyRequests:
+			return err
+		case err != nil && !errors.As(err, &gone) && refused == nil:
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longest)
+	}
+}
+
+func (c *Client) follow(ctx context.Context, path string, after *string, each func(Frame) error) (ended bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	header := http.Header{}
+	if *after != "" {
+		header.Set("Last-Event-ID", *after)
+	}
+	resp, err := c.send(ctx, http.MethodGet, path, nil, "text/event-stream", header)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	watchdog := time.AfterFunc(silence, cancel)
+	defer watchdog.Stop()
+	lines := bufio.NewReaderSize(resp.Body, 64<<10)
+	var f Frame
+	var data bytes.Buffer
+	for {
+		line, err := readLine(lines)
+		if err != nil {
+			return false, &Unreachable{c.Base, err}
+		}
+		watchdog.Reset(silence)
+		field, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "":
+			if data.Len() > 0 || f.Event != "" {
+				f.Data = bytes.TrimSuffix(data.Bytes(), []byte("\n"))
+				if f.Event == "end" {
+					return true, nil
+				}
+				if err := each(f); err != nil {
+					return false, err
+				}
+				if f.ID != "" {
+					*after = f.ID
+				}
+			}
+			f, data = Frame{}, bytes.Buffer{}
+		case field == "id":
+			f.ID = value
+		case field == "event":
+			f.Event = value
+		case field == "data":
+			if data.Len()+len(value) > maxFrame {
+				return false, fmt.Errorf("a frame of %s is larger than %d bytes", path, maxFrame)
+			}
+			data.WriteString(value)
+			data.WriteByte('\n')
+		}
+	}
+}
+
+func readLine(r *bufio.Reader) (string, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		if len(line) > maxFrame {
+			return "", errors.New("line too long")
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		return strings.TrimRight(string(line), "\r\n"), nil
+	}
+}
