@@ -144,6 +144,10 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader, 
 	return resp, nil
 }
 
+// Opened is the event of the frame that Follow makes itself each time a connection stands: what was read before it may
+// be out of date, what comes after it will not be missed.
+const Opened = "opened"
+
 // Frame of a stream.
 type Frame struct {
 	ID    string
@@ -204,6 +208,9 @@ func (c *Client) follow(ctx context.Context, path string, after *string, each fu
 		return false, err
 	}
 	defer resp.Body.Close()
+	if err := each(Frame{Event: Opened}); err != nil {
+		return false, err
+	}
 	watchdog := time.AfterFunc(silence, cancel)
 	defer watchdog.Stop()
 	lines := bufio.NewReaderSize(resp.Body, 64<<10)

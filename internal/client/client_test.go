@@ -29,7 +29,9 @@ func TestACutStreamGoesOnFromTheLastIDWithNothingLostOrDoubled(t *testing.T) {
 	var got []string
 	c := &Client{Base: srv.URL}
 	if err := c.Follow(context.Background(), "/s", "", func(f Frame) error {
-		got = append(got, f.ID+"="+string(f.Data))
+		if f.Event != Opened {
+			got = append(got, f.ID+"="+string(f.Data))
+		}
 		return nil
 	}); err != nil {
 		t.Fatal(err)
