@@ -133,6 +133,7 @@ type Environment struct {
 	Metadata            json.RawMessage
 	CreatedAt           time.Time
 	UpdatedAt           time.Time
+	DeletedAt           *time.Time
 }
 
 type Event struct {
@@ -340,6 +341,12 @@ type SetupStep struct {
 	DroppedBytes int64
 }
 
+type SignInAttempt struct {
+	Key      []byte
+	Attempts int32
+	Until    time.Time
+}
+
 type Tenant struct {
 	TenantID    uuid.UUID
 	Name        string
@@ -445,6 +452,7 @@ type Vault struct {
 	Metadata    json.RawMessage
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
+	DeletedAt   *time.Time
 }
 
 type Workspace struct {

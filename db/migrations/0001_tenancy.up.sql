@@ -140,6 +140,16 @@ create table setup_links (
 grant select, insert, update, delete on setup_links to managoat_platform;
 grant select on setup_links to managoat_definer;
 
+-- Sign-ins that were tried: what throttling counts, for every server of the instance alike. Global: a key is the SHA-256 of
+-- an address, of an e-mail, or of both, and says nothing else.
+create table sign_in_attempts (
+    key      bytea primary key,
+    attempts int not null,
+    until    timestamptz not null          -- end of the window that attempts counts
+);
+create index sign_in_attempts_until on sign_in_attempts (until);
+grant select, insert, update, delete on sign_in_attempts to managoat_app;
+
 -- Every look across accounts, written before it happens. Never read by the app.
 create table platform_access (
     id       bigint generated always as identity primary key,

@@ -14,9 +14,10 @@ create table environments (
     metadata              jsonb not null default '{}',
     created_at            timestamptz not null default now(),
     updated_at            timestamptz not null default now(),
-    primary key (tenant_id, id),
-    unique (tenant_id, name)
+    deleted_at            timestamptz,           -- its name is free again; workspaces that were made from it keep the id
+    primary key (tenant_id, id)
 );
+create unique index environments_name on environments (tenant_id, name) where deleted_at is null;
 call protect('environments');
 
 create table vaults (
@@ -27,9 +28,10 @@ create table vaults (
     metadata    jsonb not null default '{}',
     created_at  timestamptz not null default now(),
     updated_at  timestamptz not null default now(),
-    primary key (tenant_id, id),
-    unique (tenant_id, name)
+    deleted_at  timestamptz,
+    primary key (tenant_id, id)
 );
+create unique index vaults_name on vaults (tenant_id, name) where deleted_at is null;
 call protect('vaults');
 
 -- A secret of an environment or of a vault; sealed by the account's data key with (account, row id) as associated data.
