@@ -46,3 +46,11 @@ type Actor struct {
 func SystemActor(tenantID uuid.UUID, job string) Actor {
 	return Actor{TenantID: tenantID, Kind: System, ID: job, Scope: ScopeFull}
 }
+
+// By names the actor in a row that says who made something: a person's e-mail, else the kind and the id.
+func (a Actor) By() string {
+	if a.Email != "" {
+		return a.Email
+	}
+	return string(a.Kind) + ":" + a.ID
+}
