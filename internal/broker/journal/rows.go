@@ -3,7 +3,9 @@
 package journal
 
 import (
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 )
@@ -92,4 +94,50 @@ type Usage struct {
 	LatencyMS        float64      `json:"latency_ms"`    // until it ended
 	Error            string       `json:"error,omitempty"`
 	Dropped          int64        `json:"dropped,omitempty"`
+}
+
+// Origin is the machine that a row is about.
+type Origin struct {
+	TenantID    uuid.UUID
+	WorkspaceID uuid.UUID
+	MachineID   uuid.UUID
+}
+
+// NewRequest begins the row of a request that comes from o now.
+func NewRequest(o Origin, method string) Request {
+	return Request{ID: uuid.Must(uuid.NewV7()), At: time.Now(), TenantID: o.TenantID, WorkspaceID: o.WorkspaceID,
+		MachineID: o.MachineID, Method: method}
+}
+
+// Since is the time that passed since a row began, in milliseconds.
+func Since(at time.Time) float64 { return float64(time.Since(at).Microseconds()) / 1000 }
+
+// Sizes of texts in a row, in bytes. What is longer is cut: machines choose most of these texts.
+const (
+	maxName  = 255
+	maxError = 512
+)
+
+// Clean makes the texts of a row fit to be stored: no control characters, no more than their size.
+func (r *Request) Clean() {
+	r.Method, r.Host = clean(r.Method, maxName), clean(r.Host, maxName)
+	r.Rule, r.Error = clean(r.Rule, maxName), clean(r.Error, maxError)
+}
+
+// Clean makes the texts of a row fit to be stored.
+func (u *Usage) Clean() {
+	u.ModelRequested, u.ModelAnswered = clean(u.ModelRequested, maxName), clean(u.ModelAnswered, maxName)
+	u.Error = clean(u.Error, maxError)
+}
+
+func clean(s string, most int) string {
+	if len(s) > most {
+		s = s[:most]
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
 }
