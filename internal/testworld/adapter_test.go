@@ -3,10 +3,12 @@ package testworld_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +30,9 @@ var (
 )
 
 const apiKey = "sk-ant-api03-right"
+
+// repairCalls are the tool calls of the repair of the shop, with how each ended.
+const repairCalls = "Read completed, Bash failed, Edit completed, Bash completed"
 
 const (
 	nodeVersion    = "22"
@@ -135,6 +140,7 @@ func startAdapter(t *testing.T, w *testworld.World, dir string, env ...string) *
 		fromAdapter = io.TeeReader(stdout, log.side("<"))
 	}
 	a.ClientSideConnection = acp.NewClientSideConnection(a, toAdapter, fromAdapter)
+	a.SetLogger(slog.New(slog.DiscardHandler))
 	if _, err := a.Initialize(t.Context(), acp.InitializeRequest{
 		ProtocolVersion: acp.ProtocolVersionNumber,
 		ClientCapabilities: acp.ClientCapabilities{
@@ -147,7 +153,8 @@ func startAdapter(t *testing.T, w *testworld.World, dir string, env ...string) *
 	return a
 }
 
-// recording writes both directions of a conversation as lines of {"dir", "m"}.
+// recording writes both directions of a conversation as lines of {"dir", "m"}, less the lists of commands, which
+// are the vendor's texts and say nothing of the protocol.
 type recording struct {
 	mu sync.Mutex
 	to io.Writer
@@ -170,13 +177,16 @@ func (s *recordingSide) Write(p []byte) (int, error) {
 		if !found {
 			return len(p), nil
 		}
+		s.partial = rest
+		if bytes.Contains(line, []byte("available_commands_update")) {
+			continue
+		}
 		s.mu.Lock()
 		_, err := fmt.Fprintf(s.to, "{\"dir\":%q,\"m\":%s}\n", s.direction, line)
 		s.mu.Unlock()
 		if err != nil {
 			return 0, err
 		}
-		s.partial = rest
 	}
 }
 
@@ -312,8 +322,8 @@ func TestClaudeRepairsTheShopAsScripted(t *testing.T) {
 	for _, call := range calls {
 		names = append(names, call.name+" "+call.status)
 	}
-	if got, want := strings.Join(names, ", "), "Read completed, Bash failed, Edit completed, Bash completed"; got != want {
-		t.Fatalf("tool calls: %s, want %s", got, want)
+	if got := strings.Join(names, ", "); got != repairCalls {
+		t.Fatalf("tool calls: %s, want %s", got, repairCalls)
 	}
 	if got := calls[1].output; !strings.HasPrefix(got, "Exit code 1\n") || !strings.Contains(got, testworld.ShopFails) {
 		t.Errorf("the first test run: %q", got)
@@ -432,5 +442,54 @@ func TestConversationsWithClaudePlayTheirOwnScripts(t *testing.T) {
 	}
 	if said := a.said(first); said != "oneafter it" {
 		t.Errorf("the first conversation said %q", said)
+	}
+}
+
+// The recordings are of TestClaudeRepairsTheShopAsScripted, made with -record by each version of the adapter.
+func TestRecordedAdaptersRanTheirToolsThemselves(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/claude-agent-acp-*.jsonl")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("recordings: %v, %v", files, err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &adapter{t: t}
+		for line := range bytes.Lines(data) {
+			var entry struct {
+				Dir string
+				M   struct {
+					ID     *json.RawMessage
+					Method string
+					Params json.RawMessage
+				}
+			}
+			if err := json.Unmarshal(line, &entry); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			if entry.Dir == ">" || entry.M.Method == "" {
+				continue
+			}
+			if entry.M.ID != nil {
+				t.Errorf("%s: the adapter asked the client for %s", file, entry.M.Method)
+			}
+			if entry.M.Method == acp.ClientMethodSessionUpdate {
+				var update acp.SessionNotification
+				if err := json.Unmarshal(entry.M.Params, &update); err != nil {
+					t.Fatalf("%s: %v: %s", file, err, line)
+				}
+				a.updates = append(a.updates, update)
+			}
+		}
+		var calls []string
+		for _, call := range a.toolCalls(a.updates[0].SessionId) {
+			calls = append(calls, call.name+" "+call.status)
+		}
+		if got := strings.Join(calls, ", "); got != repairCalls {
+			t.Errorf("%s: tool calls: %s, want %s", file, got, repairCalls)
+		}
 	}
 }
