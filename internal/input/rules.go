@@ -153,3 +153,10 @@ func fields(v any) map[string]json.RawMessage {
 	}
 	return out
 }
+
+// NameTaken is the refusal of a name that another thing of the account has.
+func NameTaken(kind, name string) error {
+	message := "is the name of another " + kind
+	return refusal.New(refusal.NameTaken, "Another %s of this account is called %q. Choose another name.", kind, name).
+		With("errors", map[string][]string{"name": {message}})
+}
