@@ -26,6 +26,7 @@ const (
 	IdempotencyKeyReused      Code = "idempotency_key_reused"
 	IdempotencyInProgress     Code = "idempotency_in_progress"
 	NameTaken                 Code = "name_taken"
+	EmailTaken                Code = "email_taken"
 	VersionConflict           Code = "version_conflict"
 	SourceInUse               Code = "source_in_use_by_workspace"
 	InUse                     Code = "in_use"
@@ -37,6 +38,8 @@ const (
 	WorkspaceNotFound         Code = "workspace_not_found"
 	CredentialNotFound        Code = "inference_credential_not_found"
 	CredentialMissing         Code = "inference_credential_missing"
+	CredentialIsDefault       Code = "inference_credential_is_default"
+	CannotUndefault           Code = "cannot_undefault"
 	InferenceSourceChanged    Code = "inference_source_changed"
 	WorkspaceFieldFixed       Code = "workspace_field_fixed"
 	WorkspaceFixesEnvironment Code = "workspace_fixes_environment"
@@ -102,6 +105,7 @@ var table = map[Code]Entry{
 	IdempotencyKeyReused:      {Status: 422, Meaning: "That Idempotency-Key came before with another body."},
 	IdempotencyInProgress:     {Status: 409, Meaning: "The first request with that Idempotency-Key still runs.", Fields: []string{"retry_after_seconds"}},
 	NameTaken:                 {Status: 422, Meaning: "Another one of this account has that name.", Fields: []string{"errors"}},
+	EmailTaken:                {Status: 422, Meaning: "Somebody with that e-mail address has an account here.", Fields: []string{"errors"}},
 	VersionConflict:           {Status: 409, Meaning: "It was changed meanwhile: read it again."},
 	SourceInUse:               {Status: 409, Meaning: "A workspace was made from it: delete the workspace first.", Fields: []string{"workspaces"}},
 	InUse:                     {Status: 409, Meaning: "Something else refers to it.", Fields: []string{"used_by"}},
@@ -113,6 +117,8 @@ var table = map[Code]Entry{
 	WorkspaceNotFound:         {Status: 404, Meaning: "The named workspace does not exist in this account."},
 	CredentialNotFound:        {Status: 404, Meaning: "The named inference credential does not exist in this account."},
 	CredentialMissing:         {Status: 422, Meaning: "No inference credential fits the agent's model: add one in the settings.", Fields: []string{"provider"}},
+	CredentialIsDefault:       {Status: 409, Meaning: "It is the default of its provider and there are others: make another one the default first.", Fields: []string{"provider"}},
+	CannotUndefault:           {Status: 422, Meaning: "A provider has exactly one default: make another credential the default instead.", Fields: []string{"errors"}},
 	InferenceSourceChanged:    {Status: 409, Meaning: "The credential this conversation is bound to was changed or deleted."},
 	WorkspaceFieldFixed:       {Status: 422, Meaning: "Name, environment, vault and provider are fixed at creation.", Fields: []string{"field"}},
 	WorkspaceFixesEnvironment: {Status: 422, Meaning: "The workspace gives environment and vault; a launch cannot name others."},
