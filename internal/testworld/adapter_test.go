@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -140,7 +139,6 @@ func startAdapter(t *testing.T, w *testworld.World, dir string, env ...string) *
 		fromAdapter = io.TeeReader(stdout, log.side("<"))
 	}
 	a.ClientSideConnection = acp.NewClientSideConnection(a, toAdapter, fromAdapter)
-	a.SetLogger(slog.New(slog.DiscardHandler))
 	if _, err := a.Initialize(t.Context(), acp.InitializeRequest{
 		ProtocolVersion: acp.ProtocolVersionNumber,
 		ClientCapabilities: acp.ClientCapabilities{

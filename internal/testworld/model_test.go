@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,12 @@ func (f *faults) Errorf(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.texts = append(f.texts, fmt.Sprintf(format, args...))
+}
+
+func (f *faults) reported() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.texts)
 }
 
 func (f *faults) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
@@ -207,15 +214,15 @@ func TestModelFaultsAreLoud(t *testing.T) {
 		if status != http.StatusInternalServerError || err != nil || !strings.Contains(body, test.want) {
 			t.Errorf("%s: %d, %v: %s", test.name, status, err, body)
 		}
-		if len(f.texts) != 1 || !strings.Contains(f.texts[0], test.want) {
-			t.Errorf("%s: reported %q", test.name, f.texts)
+		if reported := f.reported(); len(reported) != 1 || !strings.Contains(reported[0], test.want) {
+			t.Errorf("%s: reported %q", test.name, reported)
 		}
 	}
 	// In a stream that has begun, the client sees it break off.
 	w, f := openFaulty(t)
 	w.Model.Script("go", testworld.Reply{testworld.Say("half"), testworld.ToolSaid("passed")})
-	if _, stream, err := post(t, w, "/v1/messages", user("go", `,"stream":true`)); err == nil || !strings.Contains(stream, "half") || len(f.texts) != 1 {
-		t.Errorf("in mid-stream: %v, reported %q, stream %s", err, f.texts, stream)
+	if _, stream, err := post(t, w, "/v1/messages", user("go", `,"stream":true`)); err == nil || !strings.Contains(stream, "half") || len(f.reported()) != 1 {
+		t.Errorf("in mid-stream: %v, reported %q, stream %s", err, f.reported(), stream)
 	}
 }
 
