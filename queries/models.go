@@ -116,6 +116,8 @@ type EgressRequest struct {
 	BytesIn        int64
 	BytesOut       int64
 	LatencyMs      int64
+	DurationMs     int64
+	Dropped        int64
 	Error          string
 }
 
@@ -237,6 +239,8 @@ type ModelRequest struct {
 	CacheWriteTokens int64
 	FirstByteMs      int64
 	LatencyMs        int64
+	Completeness     string
+	Dropped          int64
 	Error            string
 	TurnID           *uuid.UUID
 }
@@ -405,6 +409,7 @@ type Turn struct {
 	Reason          string
 	Waiting         bool
 	WaitingFor      string
+	WaitingSince    *time.Time
 	Error           json.RawMessage
 	ExitCode        *int32
 	ClientRequestID string

@@ -21,7 +21,7 @@ create table conversations (
     credential_revision     int not null default 0,
     runtime_session_id      text not null default '',
     home_machine_id         uuid,         -- the machine on which its config home was made
-    adapter                 jsonb,        -- {exec_id, boot_id, stdout, stderr}: the process and the last fully flushed offsets
+    adapter                 jsonb,        -- the process, its token, and the last fully flushed offsets: package conversation's adapter
     turn_count              int not null default 0,
     error                   jsonb,
     last_active_at          timestamptz not null default now(),
@@ -51,7 +51,8 @@ create table turns (
     stop_reason       text not null default '',
     reason            text not null default '',    -- why it was interrupted
     waiting           boolean not null default false,
-    waiting_for       text not null default '',    -- setup, machine, adapter, model, permission; '' when nothing
+    waiting_for       text not null default '',    -- queue, setup, machine, adapter, session, model, permission; '' when nothing
+    waiting_since     timestamptz,
     error             jsonb,                       -- {code, message, …}
     exit_code         int,
     client_request_id text not null default '',

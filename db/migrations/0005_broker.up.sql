@@ -17,7 +17,9 @@ create table egress_requests (
     status          int not null default 0,
     bytes_in        bigint not null default 0,
     bytes_out       bigint not null default 0,
-    latency_ms      bigint not null default 0,
+    latency_ms      bigint not null default 0,   -- until the answer began, or the tunnel stood
+    duration_ms     bigint not null default 0,   -- until it ended
+    dropped         bigint not null default 0,   -- rows lost right before this one
     error           text not null default '',
     primary key (tenant_id, id)
 );
@@ -43,11 +45,14 @@ create table model_requests (
     cache_write_tokens bigint not null default 0,
     first_byte_ms      bigint not null default 0,
     latency_ms         bigint not null default 0,
+    completeness       text not null default 'complete' check (completeness in ('complete', 'partial', 'none')),
+    dropped            bigint not null default 0,
     error              text not null default '',
     turn_id            uuid,              -- set when the turn's usage entry is written
     primary key (tenant_id, id)
 );
 create index model_requests_conversation on model_requests (tenant_id, conversation_id, at);
+create index model_requests_open on model_requests (tenant_id, conversation_id) where turn_id is null;
 call protect('model_requests', 'select, insert, update');
 
 -- Append-only ledger: one row an attempt and model, written in the transaction that ends the attempt.

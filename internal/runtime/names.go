@@ -1,0 +1,4 @@
+package runtime
+
+// Claude is the runtime's name.
+const Claude = "claude"

@@ -1,0 +1,139 @@
+-- name: InsertTurn :one
+insert into turns (tenant_id, id, conversation_id, turn_number, prompt, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since)
+values (app_tenant(), @id, @conversation_id, @turn_number, @prompt, @images, @client_request_id, 'user', @model, @source, sqlc.narg('credential_id'), @waiting_for, now())
+returning *;
+
+-- name: Turn :one
+select * from turns where tenant_id = app_tenant() and id = @id;
+
+-- name: TurnByNumber :one
+select * from turns where tenant_id = app_tenant() and conversation_id = @conversation_id and turn_number = @turn_number;
+
+-- name: Turns :many
+select * from turns
+where tenant_id = app_tenant() and conversation_id = @conversation_id and (sqlc.narg('after')::int is null or turn_number > sqlc.narg('after'))
+order by turn_number limit @at_most;
+
+-- name: OpenTurns :many
+select * from turns where tenant_id = app_tenant() and conversation_id = @conversation_id and status in ('pending', 'running') order by turn_number;
+
+-- name: OpenTurnsOfConversations :many
+select * from turns where tenant_id = app_tenant() and conversation_id = any(@conversation_ids::uuid[]) and status in ('pending', 'running')
+order by conversation_id, turn_number;
+
+-- name: CountOpenTurns :one
+select count(*) filter (where t.status = 'running')::int as running, count(*) filter (where t.status = 'pending')::int as pending
+from turns t join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
+where t.tenant_id = app_tenant() and c.workspace_id = @workspace_id and t.status in ('pending', 'running');
+
+-- name: UsageOfConversations :many
+select conversation_id, sum(input_tokens)::bigint as input, sum(output_tokens)::bigint as output,
+    sum(cache_read_tokens)::bigint as cache_read, sum(cache_write_tokens)::bigint as cache_write, sum(cost_micros)::bigint as cost_micros
+from usage_entries where tenant_id = app_tenant() and conversation_id = any(@conversation_ids::uuid[])
+group by conversation_id;
+
+-- name: InsertTurnOperation :exec
+insert into operations (tenant_id, id, kind, workspace_id, conversation_id, turn_id)
+values (app_tenant(), @id, 'turn', @workspace_id, @conversation_id, @turn_id);
+
+-- name: InsertEndOperation :exec
+-- Stops an ended conversation's adapter and removes its home.
+insert into operations (tenant_id, id, kind, workspace_id, conversation_id)
+values (app_tenant(), @id, 'end', @workspace_id, @conversation_id);
+
+-- name: ClaimOperation :one
+-- One server owns an operation for as long as it renews the lease. A turn waits for the turns before it.
+update operations o set state = 'running', owner = @owner, epoch = o.epoch + 1, lease_until = now() + make_interval(secs => @lease_seconds),
+    started_at = coalesce(o.started_at, now())
+where o.tenant_id = app_tenant() and o.id = @id and o.kind in ('turn', 'end') and o.state in ('pending', 'running')
+  and (o.lease_until is null or o.lease_until < now())
+  and not exists (
+      select 1 from turns mine join turns earlier on earlier.tenant_id = mine.tenant_id and earlier.conversation_id = mine.conversation_id
+      where mine.tenant_id = o.tenant_id and mine.id = o.turn_id
+        and earlier.turn_number < mine.turn_number and earlier.status in ('pending', 'running'))
+returning o.*;
+
+-- name: RenewOperation :one
+-- Also tells what a person asked meanwhile.
+update operations o set lease_until = now() + make_interval(secs => @lease_seconds)
+where o.tenant_id = app_tenant() and o.id = @id and o.owner = @owner and o.epoch = @epoch and o.state = 'running'
+returning coalesce((select t.interrupt_asked is not null from turns t where t.tenant_id = o.tenant_id and t.id = o.turn_id), false)::bool as interrupt_asked;
+
+-- name: ReleaseOperation :exec
+-- Lets another server take it at once.
+update operations set lease_until = null
+where tenant_id = app_tenant() and id = @id and owner = @owner and epoch = @epoch and state = 'running';
+
+-- name: EndOperation :execrows
+update operations set state = @state, lease_until = null, ended_at = now()
+where tenant_id = app_tenant() and id = @id and owner = @owner and epoch = @epoch and state = 'running';
+
+-- name: CancelTurnOperation :execrows
+update operations set state = 'cancelled', lease_until = null, ended_at = now()
+where tenant_id = app_tenant() and turn_id = @turn_id and kind = 'turn' and state in ('pending', 'running');
+
+-- name: NextTurnOperation :one
+select o.id from operations o join turns t on t.tenant_id = o.tenant_id and t.id = o.turn_id
+where o.tenant_id = app_tenant() and o.conversation_id = @conversation_id and o.kind = 'turn' and o.state = 'pending' and t.status = 'pending'
+order by t.turn_number limit 1;
+
+-- name: HoldOperation :one
+-- Whether the owner still holds it, and that it does until the transaction ends: the first statement of everything that
+-- a turn's owner writes.
+select id from operations
+where tenant_id = app_tenant() and id = @id and owner = @owner and epoch = @epoch and state = 'running' for share;
+
+-- name: StartTurn :one
+update turns set status = 'running', started_at = coalesce(started_at, now()), waiting_for = @waiting_for, waiting_since = now()
+where tenant_id = app_tenant() and id = @id and status = 'pending'
+returning *;
+
+-- name: TurnWaits :exec
+update turns set waiting_for = @waiting_for, waiting_since = case when @waiting_for = '' then null else now() end
+where tenant_id = app_tenant() and id = @id and status = 'running' and waiting_for <> @waiting_for;
+
+-- name: TurnAttempt :one
+update turns set attempts = attempts + 1 where tenant_id = app_tenant() and id = @id and status = 'running' returning attempts;
+
+-- name: PromptSent :execrows
+-- Written before the prompt is: a turn that has it is never sent again.
+update turns set prompt_sent_at = now(), waiting_for = 'model', waiting_since = now()
+where tenant_id = app_tenant() and id = @id and status = 'running' and prompt_sent_at is null;
+
+-- name: FirstToken :exec
+update turns set first_token_at = coalesce(first_token_at, now()), waiting_for = '', waiting_since = null
+where tenant_id = app_tenant() and id = @id and status = 'running';
+
+-- name: AskInterrupt :one
+update turns set interrupt_asked = coalesce(interrupt_asked, now()) where tenant_id = app_tenant() and id = @id and status = 'running'
+returning *;
+
+-- name: EndTurn :one
+update turns set status = @status, stop_reason = @stop_reason, reason = @reason, error = sqlc.narg('error'), exit_code = sqlc.narg('exit_code'),
+    model = case when @model::text = '' then model else @model end, usage = @usage, waiting_for = '', waiting_since = null, ended_at = now(),
+    tool_call_count = (select count(*) from tool_calls tc where tc.tenant_id = turns.tenant_id and tc.conversation_id = turns.conversation_id and tc.turn_id = turns.id)
+where turns.tenant_id = app_tenant() and turns.id = @id and turns.status in ('pending', 'running')
+returning *;
+
+-- name: SetTurnUsage :exec
+update turns set usage = @usage where tenant_id = app_tenant() and id = @id;
+
+-- name: OpenToolCalls :many
+select * from tool_calls where tenant_id = app_tenant() and conversation_id = @conversation_id and turn_id = @turn_id and status in ('pending', 'running')
+order by first_seq;
+
+-- name: InsertPermissionRequest :exec
+insert into permission_requests (tenant_id, id, conversation_id, turn_id, tool_call_id, tool, options, status, outcome, option_id, answered_by, resolved_at)
+values (app_tenant(), @id, @conversation_id, @turn_id, @tool_call_id, @tool, @options, @status, @outcome, @option_id, @answered_by, sqlc.narg('resolved_at'));
+
+-- name: ResolvePermissionRequests :many
+-- Every open request of a turn gets this outcome.
+update permission_requests set status = 'resolved', outcome = @outcome, answered_by = @answered_by, resolved_at = now()
+where tenant_id = app_tenant() and turn_id = @turn_id and status = 'open'
+returning *;
+
+-- name: PermissionRequest :one
+select * from permission_requests where tenant_id = app_tenant() and id = @id and conversation_id = @conversation_id;
+
+-- name: OpenPermissionRequests :many
+select * from permission_requests where tenant_id = app_tenant() and conversation_id = @conversation_id and status = 'open' order by created_at;
