@@ -2,6 +2,7 @@ package input
 
 import (
 	"encoding/base64"
+	"strconv"
 
 	"github.com/google/uuid"
 
@@ -64,6 +65,22 @@ func (p Page) Name() (*string, error) {
 	name := string(b)
 	return &name, nil
 }
+
+// Number reads a cursor that NumberCursor made; nil when there is none.
+func (p Page) Number() (*int32, error) {
+	if p.Cursor == "" {
+		return nil, nil
+	}
+	n, err := strconv.ParseInt(p.Cursor, 10, 32)
+	if err != nil {
+		return nil, badCursor()
+	}
+	number := int32(n)
+	return &number, nil
+}
+
+// NumberCursor is the cursor of a list that is sorted by a number.
+func NumberCursor(n int) string { return strconv.Itoa(n) }
 
 // NameCursor is the cursor of a list that is sorted by name.
 func NameCursor(name string) string { return base64.RawURLEncoding.EncodeToString([]byte(name)) }
