@@ -122,5 +122,14 @@ where tenant_id = app_tenant() and id = @id
 -- name: Members :many
 select identity_id, email, role, created_at from memberships where tenant_id = app_tenant() order by created_at, identity_id;
 
--- name: Now :one
-select now()::timestamptz;
+-- name: Member :one
+select email, role from memberships where tenant_id = app_tenant() and identity_id = @identity_id;
+
+-- name: Key :one
+select * from api_keys where tenant_id = app_tenant() and id = @id;
+
+-- name: KeyExpiry :one
+select (now() + make_interval(secs => @lifetime::float8))::timestamptz as expires_at;
+
+-- name: IsFuture :one
+select (@moment::timestamptz > now())::boolean;

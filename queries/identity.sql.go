@@ -256,6 +256,41 @@ func (q *Queries) InsertTenantHead(ctx context.Context, tenantID uuid.UUID) erro
 	return err
 }
 
+const isFuture = `-- name: IsFuture :one
+select ($1::timestamptz > now())::boolean
+`
+
+func (q *Queries) IsFuture(ctx context.Context, moment time.Time) (bool, error) {
+	row := q.db.QueryRow(ctx, isFuture, moment)
+	var column_1 bool
+	err := row.Scan(&column_1)
+	return column_1, err
+}
+
+const key = `-- name: Key :one
+select tenant_id, id, name, prefix, key_hash, scope, identity_id, conversation_id, expires_at, revoked_at, last_used_at, created_at from api_keys where tenant_id = app_tenant() and id = $1
+`
+
+func (q *Queries) Key(ctx context.Context, id uuid.UUID) (ApiKey, error) {
+	row := q.db.QueryRow(ctx, key, id)
+	var i ApiKey
+	err := row.Scan(
+		&i.TenantID,
+		&i.ID,
+		&i.Name,
+		&i.Prefix,
+		&i.KeyHash,
+		&i.Scope,
+		&i.IdentityID,
+		&i.ConversationID,
+		&i.ExpiresAt,
+		&i.RevokedAt,
+		&i.LastUsedAt,
+		&i.CreatedAt,
+	)
+	return i, err
+}
+
 const keyByHash = `-- name: KeyByHash :one
 select k.tenant_id::uuid as tenant_id, k.key_id::uuid as key_id, k.scope::text as scope, k.account::text as account,
     coalesce(k.conversation_id, '00000000-0000-0000-0000-000000000000')::uuid as conversation_id,
@@ -296,6 +331,17 @@ func (q *Queries) KeyByHash(ctx context.Context, stampEvery float64, hash []byte
 		&i.Stamp,
 	)
 	return i, err
+}
+
+const keyExpiry = `-- name: KeyExpiry :one
+select (now() + make_interval(secs => $1::float8))::timestamptz as expires_at
+`
+
+func (q *Queries) KeyExpiry(ctx context.Context, lifetime float64) (time.Time, error) {
+	row := q.db.QueryRow(ctx, keyExpiry, lifetime)
+	var expires_at time.Time
+	err := row.Scan(&expires_at)
+	return expires_at, err
 }
 
 const keys = `-- name: Keys :many
@@ -339,6 +385,22 @@ func (q *Queries) Keys(ctx context.Context, before *uuid.UUID, atMost int32) ([]
 	return items, nil
 }
 
+const member = `-- name: Member :one
+select email, role from memberships where tenant_id = app_tenant() and identity_id = $1
+`
+
+type MemberRow struct {
+	Email string
+	Role  string
+}
+
+func (q *Queries) Member(ctx context.Context, identityID uuid.UUID) (MemberRow, error) {
+	row := q.db.QueryRow(ctx, member, identityID)
+	var i MemberRow
+	err := row.Scan(&i.Email, &i.Role)
+	return i, err
+}
+
 const members = `-- name: Members :many
 select identity_id, email, role, created_at from memberships where tenant_id = app_tenant() order by created_at, identity_id
 `
@@ -373,17 +435,6 @@ func (q *Queries) Members(ctx context.Context) ([]MembersRow, error) {
 		return nil, err
 	}
 	return items, nil
-}
-
-const now = `-- name: Now :one
-select now()::timestamptz
-`
-
-func (q *Queries) Now(ctx context.Context) (time.Time, error) {
-	row := q.db.QueryRow(ctx, now)
-	var column_1 time.Time
-	err := row.Scan(&column_1)
-	return column_1, err
 }
 
 const purgeSessions = `-- name: PurgeSessions :exec
