@@ -16,6 +16,24 @@ import (
 // Version of the protocol. It grows by additions only; a client speaks to guests one version older.
 const Version = 1
 
+// Paths of a machine.
+const (
+	Home       = "/home/sprite"
+	SearchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" // PATH, when Exec.Env has none
+	NodePath   = "/opt/managoat/node/bin"                                       // appended to it where it is mounted; adapters put it first
+	Shell      = "/usr/local/lib/managoat/bash"                                 // the recording shell: SHELL of an adapter
+	CABundle   = "/etc/ssl/certs/managoat-ca.pem"                               // public roots and ours, where there is one
+)
+
+// Addresses inside a machine.
+const (
+	ProxyAddr = "127.0.0.1:3128"
+	ModelHost = "model.managoat.internal" // port 80
+	ModelAddr = "127.0.0.2"
+	APIHost   = "api.managoat.internal" // port 80
+	APIAddr   = "127.0.0.3"
+)
+
 // User a command runs as.
 type User string
 

@@ -1,0 +1,74 @@
+// Command managoat-guest is everything Managoat runs inside a machine, in one small static binary: the guest
+// (pid 1, see sandbox/guest), the step that boots a machine of the local provider, and the step that confines
+// each command. The name or first argument it is called by says which.
+package main
+
+import (
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"path"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/guest/server"
+	"managoat/sandbox/guest/shim"
+)
+
+// guestName is argv[0] of the guest itself. With the argument "root" its commands get user namespaces of
+// their own and may run as machine root.
+const guestName = "managoat-guest"
+
+func main() {
+	name := path.Base(os.Args[0])
+	switch name {
+	case shim.Name:
+		shim.Main(os.Args[1:])
+	case boot.Name:
+		boot.Main([]string{guestName, "root"})
+	case boot.HoldName:
+		time.Sleep(boot.HoldPeriod)
+	case guestName:
+		fmt.Fprintln(os.Stderr, guest(len(os.Args) > 1 && os.Args[1] == "root"))
+		os.Exit(1)
+	default:
+		fmt.Fprintf(os.Stderr, "%s: this program is started by Managoat\n", name)
+		os.Exit(2)
+	}
+}
+
+// guest serves until the machine ends.
+func guest(root bool) error {
+	// Nothing of the machine may read this process's memory, even where it has the same uid.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("not dumpable: %w", err)
+	}
+	unix.Umask(0) // files are made with the mode that was asked for
+	for fd := boot.ListenFD; fd < boot.ConfigFD; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	// The kernel names whoever listens to those who connect: this process, not the server that bound.
+	if err := unix.Listen(boot.ListenFD, unix.SOMAXCONN); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	file := os.NewFile(boot.ListenFD, "listener")
+	l, err := net.FileListener(file)
+	if err != nil {
+		return fmt.Errorf("listener: %w", err)
+	}
+	file.Close()
+	ready := os.NewFile(boot.ReadyFD, "ready")
+	s, err := server.New(server.Config{Root: root, OOM: os.NewFile(boot.OOMFD, "oom"), Log: log.New(os.Stderr, "", log.LstdFlags|log.LUTC)})
+	if err != nil {
+		fmt.Fprint(ready, err)
+		return err
+	}
+	if _, err := ready.WriteString(boot.Ready); err != nil {
+		return fmt.Errorf("ready: %w", err)
+	}
+	ready.Close()
+	return s.Serve(l)
+}
