@@ -198,9 +198,7 @@ type Machine struct {
 	ProviderRef string
 	Status      string
 	Transition  string
-	Owner       *uuid.UUID
 	Epoch       int64
-	LeaseUntil  *time.Time
 	Base        json.RawMessage
 	Limits      json.RawMessage
 	Built       json.RawMessage
@@ -465,7 +463,7 @@ type Workspace struct {
 	ID            uuid.UUID
 	Name          string
 	Implicit      bool
-	EnvironmentID uuid.UUID
+	EnvironmentID *uuid.UUID
 	VaultID       *uuid.UUID
 	Provider      string
 	Status        string

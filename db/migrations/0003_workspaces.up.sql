@@ -5,7 +5,7 @@ create table workspaces (
     id             uuid not null,
     name           text not null check (length(name) between 1 and 200),
     implicit       boolean not null default false,
-    environment_id uuid not null,
+    environment_id uuid,                  -- null: a conversation's own machine, made from nothing but the base
     vault_id       uuid,
     provider       text not null,
     status         text not null check (status in ('provisioning', 'ready', 'failed', 'deleting', 'deleted')),
@@ -19,7 +19,8 @@ create table workspaces (
     updated_at     timestamptz not null default now(),
     primary key (tenant_id, id),
     foreign key (tenant_id, environment_id) references environments,
-    foreign key (tenant_id, vault_id) references vaults
+    foreign key (tenant_id, vault_id) references vaults,
+    check (implicit or environment_id is not null)
 );
 create unique index workspaces_name on workspaces (tenant_id, name) where not implicit and status <> 'deleted';
 create index workspaces_environment on workspaces (tenant_id, environment_id);
@@ -35,9 +36,7 @@ create table machines (
     provider_ref   text not null default '',   -- the provider's id; '' until created
     status         text not null check (status in ('pending', 'starting', 'ready', 'suspended', 'terminated', 'failed', 'lost')),
     transition     text not null default '',   -- provisioning, waking, parking, destroying; '' when nothing is under way
-    owner          uuid,                  -- lease: server that owns the transition
-    epoch          bigint not null default 0,
-    lease_until    timestamptz,
+    epoch          bigint not null default 0,  -- of the operation that made it; it stands in the provider's labels
     base           jsonb not null default '{}',
     limits         jsonb not null default '{}',
     built          jsonb not null default '{}',   -- digest of each of the seven environment fields, taken by the setup
@@ -116,6 +115,17 @@ create function due_operations(at_most int)
     order by o.created_at limit at_most
     $$;
 call own_by_definer('due_operations(int)');
+
+-- Operations that a server holds. A server that starts again adopts its own at once: its predecessor is dead, since
+-- the data directory has one user.
+create function held_operations(holder uuid)
+    returns table (tenant_id uuid, id uuid)
+    language sql stable security definer set search_path = public, pg_temp
+    as $$
+    select o.tenant_id, o.id from operations o
+    where o.state = 'running' and o.owner = holder order by o.created_at
+    $$;
+call own_by_definer('held_operations(uuid)');
 
 -- Workspaces whose delete has begun and not ended, first among the reaper's work.
 create function due_deletes(at_most int)

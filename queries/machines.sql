@@ -1,0 +1,73 @@
+-- name: InsertMachine :exec
+insert into machines (tenant_id, id, workspace_id, provider, status, transition)
+values (app_tenant(), @id, @workspace_id, @provider, 'pending', 'provisioning');
+
+-- name: Machine :one
+select * from machines where tenant_id = app_tenant() and id = @id;
+
+-- name: LockMachine :one
+select * from machines where tenant_id = app_tenant() and id = @id for update;
+
+-- name: MachinesToDestroy :many
+-- Machines of a workspace that may still exist at their provider.
+select * from machines
+where tenant_id = app_tenant() and workspace_id = @workspace_id and id is distinct from sqlc.narg('except')::uuid
+  and (status not in ('terminated', 'failed', 'lost') or transition <> '')
+order by created_at;
+
+-- name: PlaceMachine :exec
+-- Before it is made: whose host it will be on, under which epoch.
+update machines set host_id = @host_id::uuid, epoch = @epoch, limits = @limits, updated_at = now()
+where tenant_id = app_tenant() and id = @id;
+
+-- name: StartMachine :exec
+update machines set provider_ref = @provider_ref, base = @base, status = 'starting', updated_at = now()
+where tenant_id = app_tenant() and id = @id;
+
+-- name: BuildMachine :exec
+-- What the setup reads of the environment, as it reads it.
+update machines set built = @built, policy = @policy, updated_at = now() where tenant_id = app_tenant() and id = @id;
+
+-- name: ReadyMachine :exec
+update machines set status = 'ready', transition = '', error = null, updated_at = now(), disk_bytes = @disk_bytes,
+    ready_at = coalesce(ready_at, now()), woken_at = now()
+where tenant_id = app_tenant() and id = @id;
+
+-- name: WakeMachine :execrows
+-- A parked machine counts as running from here on.
+update machines set status = 'starting', transition = 'waking', error = null, updated_at = now()
+where tenant_id = app_tenant() and id = @id and status in ('ready', 'suspended');
+
+-- name: ParkMachine :execrows
+update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now()
+where tenant_id = app_tenant() and id = @id and status in ('starting', 'ready', 'suspended');
+
+-- name: DoomMachine :exec
+-- Before it is destroyed, so that a crash leaves a trace.
+update machines set transition = 'destroying', updated_at = now() where tenant_id = app_tenant() and id = @id;
+
+-- name: EndMachine :exec
+update machines set status = @status, transition = '', error = sqlc.narg('error'), ended_at = coalesce(ended_at, now()), updated_at = now()
+where tenant_id = app_tenant() and id = @id;
+
+-- name: MachineFoundAs :one
+-- What the provider says of a machine that nothing is under way with. No row: something is, or it was known.
+update machines m set status = @status, updated_at = now(), error = sqlc.narg('error'),
+    ended_at = case when @status::text = 'lost' then now() end
+where m.tenant_id = app_tenant() and m.id = @id and m.status in ('ready', 'suspended') and m.status <> @status::text and m.transition = ''
+  and not exists (
+      select 1 from operations o
+      where o.tenant_id = m.tenant_id and o.workspace_id = m.workspace_id
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and o.state in ('pending', 'running'))
+returning m.workspace_id;
+
+-- name: MeasureMachine :exec
+update machines set disk_bytes = @disk_bytes where tenant_id = app_tenant() and id = @id and disk_bytes <> @disk_bytes;
+
+-- name: RunningMachines :one
+-- Of the whole instance.
+select running_machines();
+
+-- name: LockFleet :exec
+-- One decision about the fleet's ceiling at a time.
+select pg_advisory_xact_lock(hashtextextended('fleet', 0));

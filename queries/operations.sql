@@ -1,0 +1,60 @@
+-- Owned operations on a workspace's machine. See package internal/machine/operation.
+
+-- name: InsertMachineOperation :exec
+insert into operations (tenant_id, id, kind, workspace_id, machine_id, payload)
+values (app_tenant(), @id, @kind, @workspace_id::uuid, @machine_id::uuid, @payload);
+
+-- name: ClaimMachineOperation :one
+-- Takes an operation that nobody owns. Its epoch grows, so that whatever its last owner still writes is refused. With
+-- adopt a server takes back what it held before it died. A machine can be worked on by its own host only; what is set up
+-- anew can be set up anywhere.
+update operations o set
+    state = 'running', owner = @owner::uuid, epoch = o.epoch + 1, started_at = coalesce(o.started_at, now()),
+    lease_until = now() + make_interval(secs => @lease::float8)
+where o.tenant_id = app_tenant() and o.id = @id and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and o.state in ('pending', 'running')
+  and (o.lease_until is null or o.lease_until < now() or (@adopt::bool and o.owner = @owner::uuid))
+  and (o.kind = 'setup' or o.machine_id is null or not exists (
+      select 1 from machines m
+      where m.tenant_id = o.tenant_id and m.id = o.machine_id and m.host_id is not null and m.host_id <> @owner::uuid))
+returning *;
+
+-- name: RenewMachineOperation :execrows
+update operations set lease_until = now() + make_interval(secs => @lease::float8)
+where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running';
+
+-- name: GuardMachineOperation :one
+-- Locks an operation that the caller still owns to the end of its transaction; no row: it lost it.
+select id from operations
+where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running'
+for update;
+
+-- name: StepMachineOperation :exec
+update operations set step = @step where tenant_id = app_tenant() and id = @id;
+
+-- name: EndMachineOperation :execrows
+update operations set state = @state, error = sqlc.narg('error'), ended_at = now(), owner = null, lease_until = null
+where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running';
+
+-- name: ReleaseMachineOperation :execrows
+-- Gives an operation back; nobody takes it before the pause has passed.
+update operations set state = 'pending', owner = null, error = sqlc.narg('error'),
+    lease_until = now() + make_interval(secs => @pause::float8)
+where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running';
+
+-- name: CancelMachineOperations :many
+-- Ends whatever is under way with a workspace's machine. Its owner's next write is refused.
+update operations set state = 'cancelled', ended_at = now(), owner = null, lease_until = null, epoch = epoch + 1
+where tenant_id = app_tenant() and workspace_id = @workspace_id::uuid
+  and kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and state in ('pending', 'running')
+returning id;
+
+-- name: OpenMachineOperation :one
+select * from operations
+where tenant_id = app_tenant() and workspace_id = @workspace_id::uuid
+  and kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and state in ('pending', 'running');
+
+-- name: Operation :one
+select * from operations where tenant_id = app_tenant() and id = @id;
+
+-- name: HeldOperations :many
+select h.tenant_id::uuid as tenant_id, h.id::uuid as id from held_operations(@holder::uuid) h (tenant_id, id);

@@ -1,0 +1,58 @@
+-- name: InsertWorkspace :one
+insert into workspaces (tenant_id, id, name, implicit, environment_id, vault_id, provider, status, machine_id, setup_id, metadata)
+values (app_tenant(), @id, @name, @implicit, sqlc.narg('environment_id'), sqlc.narg('vault_id'), @provider, 'provisioning',
+    @machine_id::uuid, @setup_id::uuid, @metadata)
+returning *;
+
+-- name: Workspace :one
+-- A workspace with its current machine.
+select sqlc.embed(w), sqlc.embed(m) from workspaces w
+join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+where w.tenant_id = app_tenant() and w.id = @id;
+
+-- name: Workspaces :many
+select sqlc.embed(w), sqlc.embed(m) from workspaces w
+join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+where w.tenant_id = app_tenant() and w.status <> 'deleted' and (@implicit::bool or not w.implicit)
+  and (sqlc.narg('after')::uuid is null or w.id < sqlc.narg('after'))
+order by w.id desc limit @at_most;
+
+-- name: LockWorkspace :one
+select * from workspaces where tenant_id = app_tenant() and id = @id for update;
+
+-- name: WorkspacesBuiltFrom :many
+-- Ready workspaces that an edit of their environment may make stale.
+select sqlc.embed(w), sqlc.embed(m) from workspaces w
+join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+where w.tenant_id = app_tenant() and w.environment_id = @environment_id::uuid and w.status = 'ready'
+order by w.id;
+
+-- name: ProvisionWorkspace :execrows
+-- The one way into a new setup: the first of several that arrive together finds the row as they all saw it.
+update workspaces set status = 'provisioning', machine_id = @machine_id::uuid, setup_id = @setup_id::uuid, setup_step = '', error = null, updated_at = now()
+where tenant_id = app_tenant() and id = @id and status in ('failed', 'ready') and setup_id = @previous::uuid;
+
+-- name: ReplaceMachine :exec
+-- A setup that begins again begins on a new machine.
+update workspaces set machine_id = @machine_id::uuid, setup_step = '', updated_at = now()
+where tenant_id = app_tenant() and id = @id;
+
+-- name: SetWorkspaceStep :exec
+update workspaces set setup_step = @setup_step, updated_at = now() where tenant_id = app_tenant() and id = @id;
+
+-- name: EndWorkspaceSetup :exec
+update workspaces set status = @status, error = sqlc.narg('error'), setup_step = @setup_step, updated_at = now(), last_active_at = now()
+where tenant_id = app_tenant() and id = @id and status = 'provisioning';
+
+-- name: SetWorkspaceMetadata :exec
+update workspaces set metadata = @metadata, updated_at = now() where tenant_id = app_tenant() and id = @id;
+
+-- name: DeletingWorkspace :execrows
+update workspaces set status = 'deleting', updated_at = now()
+where tenant_id = app_tenant() and id = @id and status not in ('deleting', 'deleted');
+
+-- name: DeletedWorkspace :exec
+update workspaces set status = 'deleted', setup_step = '', updated_at = now() where tenant_id = app_tenant() and id = @id;
+
+-- name: TouchWorkspace :exec
+update workspaces set last_active_at = now() where tenant_id = app_tenant() and id = @id;
