@@ -1,4 +1,0 @@
-package runtime
-
-// Claude is the runtime's name.
-const Claude = "claude"
