@@ -200,7 +200,10 @@ func Diff(file FileDiff) templ.Component {
 		if _, err := io.WriteString(w, `<div class="diff"><table><tbody>`); err != nil {
 			return err
 		}
-		for _, line := range file.Lines {
+		for i, line := range file.Lines {
+			if i == 0 && line == (DiffLine{Kind: DiffHunk}) {
+				continue // nothing stands before it that it would set apart
+			}
 			if err := writeDiffLine(w, line); err != nil {
 				return err
 			}
@@ -218,7 +221,7 @@ func writeDiffLine(w io.Writer, line DiffLine) error {
 		return strconv.Itoa(n)
 	}
 	if line.Kind == DiffHunk {
-		if _, err := io.WriteString(w, `<tr class="hunk"><td class="no"></td><td class="no"></td><td class="sign">⋯</td><td>`); err != nil {
+		if _, err := io.WriteString(w, `<tr class="hunk"><td class="no"></td><td class="no"></td><td class="sign"></td><td>⋯ `); err != nil {
 			return err
 		}
 	} else {
