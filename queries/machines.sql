@@ -9,10 +9,11 @@ select * from machines where tenant_id = app_tenant() and id = @id;
 select * from machines where tenant_id = app_tenant() and id = @id for update;
 
 -- name: MachinesToDestroy :many
--- Machines of a workspace that may still exist at their provider.
+-- Machines of a workspace, the given one aside, that may still exist at their provider: a failed one was destroyed when
+-- it failed, unless its transition says otherwise.
 select * from machines
 where tenant_id = app_tenant() and workspace_id = @workspace_id and id is distinct from sqlc.narg('except')::uuid
-  and (status not in ('terminated', 'failed', 'lost') or transition <> '')
+  and (status not in ('terminated', 'failed') or transition <> '')
 order by created_at;
 
 -- name: PlaceMachine :exec

@@ -172,11 +172,12 @@ func (q *Queries) MachineFoundAs(ctx context.Context, arg MachineFoundAsParams) 
 const machinesToDestroy = `-- name: MachinesToDestroy :many
 select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at from machines
 where tenant_id = app_tenant() and workspace_id = $1 and id is distinct from $2::uuid
-  and (status not in ('terminated', 'failed', 'lost') or transition <> '')
+  and (status not in ('terminated', 'failed') or transition <> '')
 order by created_at
 `
 
-// Machines of a workspace that may still exist at their provider.
+// Machines of a workspace, the given one aside, that may still exist at their provider: a failed one was destroyed when
+// it failed, unless its transition says otherwise.
 func (q *Queries) MachinesToDestroy(ctx context.Context, workspaceID uuid.UUID, except *uuid.UUID) ([]Machine, error) {
 	rows, err := q.db.Query(ctx, machinesToDestroy, workspaceID, except)
 	if err != nil {

@@ -1,0 +1,531 @@
+// Package machine runs machines: it makes, starts, stops and destroys them through their providers, keeps their rows,
+// holds the connections to their guests, and tells the egress process about them. It knows nobody above it: what a
+// machine is for is the workspace's business.
+//
+// What changes a machine runs as an operation that one server owns (package operation), and every write names its epoch.
+// A machine is lost only when its provider says that it does not exist or can never start again; every other error is
+// unknown and touches nothing.
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/internal/broker"
+	"managoat/internal/machine/operation"
+	"managoat/internal/quota"
+	"managoat/internal/refusal"
+	"managoat/queries"
+	"managoat/sandbox"
+	"managoat/sandbox/guest"
+)
+
+// Status of a machine, as in the API's machine_status.
+type Status string
+
+// Statuses. People read "parked" for Suspended.
+const (
+	Pending    Status = "pending"
+	Starting   Status = "starting"
+	Ready      Status = "ready"
+	Suspended  Status = "suspended"
+	Terminated Status = "terminated"
+	Failed     Status = "failed"
+	Lost       Status = "lost"
+)
+
+// Times and limits.
+const (
+	createTimeout  = 2 * time.Minute  // making a machine, its base included where the provider builds it first
+	startTimeout   = time.Minute      // from a start until the guest answers
+	destroyTimeout = 2 * time.Minute  // of a machine with a large disk
+	stopTimeout    = 30 * time.Second //
+	inspectTimeout = 10 * time.Second // what only asks
+	connectTimeout = 10 * time.Second // to a guest that should be there
+	reachTimeout   = 15 * time.Second // until the egress process reaches a machine that just started
+	hostDead       = 30 * time.Second // without a sign of life
+	fleetRetry     = time.Minute      // a client's next try when the instance is full
+	awayRetry      = 10 * time.Second // a client's next try when a machine or its host does not answer
+)
+
+// Options of the service.
+type Options struct {
+	Host     uuid.UUID // of this server, the same after a restart
+	URL      string    // at which other servers reach this one
+	Instance string    // name of the instance, which everything of ours carries; one database, one instance
+
+	Providers map[string]sandbox.Provider // the enabled ones, by name
+	Default   string                      // the provider of workspaces that name none
+
+	Egress *broker.Client
+	Limits sandbox.Limits
+	Mounts func(context.Context) ([]sandbox.Mount, error) // what every new machine sees of the host; nil: nothing
+	Quotas quota.Defaults
+	Fleet  int // machines that run on the whole instance at once
+
+	Log *slog.Logger // nil: slog.Default()
+}
+
+// OnChange is told of every change of a machine in its transaction. What it returns is run after the commit.
+type OnChange func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) (announce func(), err error)
+
+// Service runs the machines of one host.
+type Service struct {
+	db       *db.DB
+	o        Options
+	log      *slog.Logger
+	onChange OnChange
+
+	mu    sync.Mutex
+	links map[uuid.UUID]*link // by machine
+}
+
+// New makes the service. onChange may be nil.
+func New(d *db.DB, o Options, onChange OnChange) *Service {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Mounts == nil {
+		o.Mounts = func(context.Context) ([]sandbox.Mount, error) { return nil, nil }
+	}
+	if onChange == nil {
+		onChange = func(context.Context, db.Tx, uuid.UUID, uuid.UUID) (func(), error) { return nil, nil }
+	}
+	return &Service{db: d, o: o, log: o.Log, onChange: onChange, links: map[uuid.UUID]*link{}}
+}
+
+// Host is the id of this server's host.
+func (s *Service) Host() uuid.UUID { return s.o.Host }
+
+// Providers lists the enabled providers by name, the default one first.
+func (s *Service) Providers() []string {
+	names := slices.Sorted(maps.Keys(s.o.Providers))
+	slices.SortStableFunc(names, func(a, b string) int {
+		switch s.o.Default {
+		case a:
+			return -1
+		case b:
+			return 1
+		}
+		return 0
+	})
+	return names
+}
+
+// DefaultProvider is the provider of workspaces that name none.
+func (s *Service) DefaultProvider() string { return s.o.Default }
+
+// Provider returns an enabled provider, or the refusal sandbox_provider_disabled.
+func (s *Service) Provider(name string) (sandbox.Provider, error) {
+	if p, ok := s.o.Providers[name]; ok {
+		return p, nil
+	}
+	return nil, refusal.New(refusal.ProviderDisabled,
+		"This instance does not offer the sandbox provider %q now. Ask its operator to enable it again (MANAGOAT_SANDBOX_PROVIDERS), or make a workspace on another provider.", name).
+		With("provider", name).With("enabled", s.Providers())
+}
+
+// Admit checks that one more machine may run: the account's quota and the instance's ceiling. It is the last check of
+// the transaction that makes a machine pending or starting, and holds both counts to its commit.
+func (s *Service) Admit(ctx context.Context, tx db.Tx, tenantID uuid.UUID) error {
+	if err := tx.LockFleet(ctx); err != nil {
+		return fmt.Errorf("lock the fleet: %w", err)
+	}
+	running, err := tx.RunningMachines(ctx)
+	if err != nil {
+		return fmt.Errorf("count the fleet: %w", err)
+	}
+	if running >= int64(s.o.Fleet) {
+		return refusal.New(refusal.FleetFull, "This instance runs %d machines, as many as it may. Try again when one has parked.", running).RetryAfter(fleetRetry)
+	}
+	return quota.CheckMachine(ctx, tx, tenantID, s.o.Quotas)
+}
+
+// Plan adds the row of a machine to make. The operation that makes it places it on its server's host.
+func Plan(ctx context.Context, tx db.Tx, workspaceID uuid.UUID, provider string) (uuid.UUID, error) {
+	id := uuid.Must(uuid.NewV7())
+	if err := tx.InsertMachine(ctx, queries.InsertMachineParams{ID: id, WorkspaceID: workspaceID, Provider: provider}); err != nil {
+		return uuid.Nil, fmt.Errorf("plan a machine: %w", err)
+	}
+	return id, nil
+}
+
+// write is a write of an operation that changes a machine.
+func (s *Service) write(ctx context.Context, h *operation.Held, fn func(db.Tx) error) error {
+	announce := func() {}
+	err := h.Write(ctx, func(tx db.Tx) error {
+		if err := fn(tx); err != nil {
+			return err
+		}
+		after, err := s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
+		if after != nil {
+			announce = after
+		}
+		return err
+	})
+	if err == nil {
+		announce()
+	}
+	return err
+}
+
+// Built is a machine that was just made and answers.
+type Built struct {
+	Provider     string
+	Base         sandbox.Base
+	Hostname     string
+	Capabilities sandbox.Capabilities
+	Guest        *guest.Client
+}
+
+// Build makes the planned machine and starts it. hostname is a name for people; what a host name cannot hold is left out.
+func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, hostname string) (*Built, error) {
+	row, err := s.db.Tenant(h.TenantID).Machine(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("read the machine: %w", err)
+	}
+	p, err := s.Provider(row.Provider)
+	if err != nil {
+		return nil, err
+	}
+	b := &Built{Provider: row.Provider, Hostname: hostName(hostname)}
+	if b.Capabilities, err = p.Capabilities(ctx); err != nil {
+		return nil, err
+	}
+	mounts, err := s.o.Mounts(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("what the machine sees of the host: %w", err)
+	}
+	limits, err := json.Marshal(s.o.Limits)
+	if err != nil {
+		return nil, err
+	}
+	err = s.write(ctx, h, func(tx db.Tx) error {
+		return tx.PlaceMachine(ctx, queries.PlaceMachineParams{ID: id, HostID: s.o.Host, Epoch: h.Epoch, Limits: limits})
+	})
+	if err != nil {
+		return nil, err
+	}
+	creating, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	created, err := p.Create(creating, sandbox.Spec{
+		Name: "mg-" + id.String(), Hostname: b.Hostname, Limits: s.o.Limits, Mounts: mounts,
+		Labels: map[string]string{
+			sandbox.LabelInstance: s.o.Instance, sandbox.LabelTenant: h.TenantID.String(), sandbox.LabelWorkspace: h.WorkspaceID.String(),
+			sandbox.LabelMachine: id.String(), sandbox.LabelEpoch: fmt.Sprint(h.Epoch),
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.Base = created.Base
+	base, err := json.Marshal(created.Base)
+	if err != nil {
+		return nil, err
+	}
+	err = s.write(ctx, h, func(tx db.Tx) error {
+		return tx.StartMachine(ctx, queries.StartMachineParams{ID: id, ProviderRef: created.ID, Base: base})
+	})
+	if err != nil {
+		return nil, err
+	}
+	row.ProviderRef = created.ID
+	if b.Guest, err = s.start(ctx, p, row); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func (s *Service) start(ctx context.Context, p sandbox.Provider, row queries.Machine) (*guest.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	s.unlink(row.ID)
+	if err := p.Start(ctx, row.ProviderRef); err != nil {
+		return nil, err
+	}
+	return s.dial(ctx, p, row)
+}
+
+// Route tells the egress process about a machine that runs, with its policy as built, and waits until it reaches it.
+func (s *Service) Route(ctx context.Context, tenantID, id uuid.UUID) error {
+	row, err := s.db.Tenant(tenantID).Machine(ctx, id)
+	if err != nil {
+		return fmt.Errorf("read the machine: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	if err := s.put(ctx, row); err != nil {
+		return err
+	}
+	return s.o.Egress.Probe(ctx, id)
+}
+
+func (s *Service) put(ctx context.Context, row queries.Machine) error {
+	policy, err := PolicyOf(row)
+	if err != nil {
+		return err
+	}
+	return s.o.Egress.PutMachine(ctx, broker.Machine{
+		ID: row.ID, TenantID: row.TenantID, WorkspaceID: row.WorkspaceID, Provider: row.Provider, Ref: row.ProviderRef, Policy: policy,
+	})
+}
+
+// PolicyOf is the networking a machine was built with. A machine whose setup has not read it yet may reach nothing.
+func PolicyOf(row queries.Machine) (broker.Policy, error) {
+	var p broker.Policy
+	if err := json.Unmarshal(row.Policy, &p); err != nil {
+		return p, fmt.Errorf("read the policy of machine %s: %w", row.ID, err)
+	}
+	return p, nil
+}
+
+// Wake starts a machine that was marked as waking, and ends the operation. A machine that its provider has lost is
+// marked so; after any other error it is parked as before, and the error is returned and kept.
+func (s *Service) Wake(ctx context.Context, h *operation.Held) error {
+	row, err := s.db.Tenant(h.TenantID).Machine(ctx, h.MachineID)
+	if err != nil {
+		return fmt.Errorf("read the machine: %w", err)
+	}
+	err = s.wake(ctx, h, row)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, operation.ErrLost) || ctx.Err() != nil {
+		return err // nothing is known of the machine: whoever goes on will see
+	}
+	cause := map[string]string{"code": string(sandbox.ClassOf(err)), "message": Reason(err)}
+	raw, _ := json.Marshal(cause)
+	announce := func() {}
+	end := h.Fail(ctx, cause, func(tx db.Tx) error {
+		var err2 error
+		if sandbox.Lost(err) {
+			err2 = tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(Lost), Error: raw})
+		} else {
+			_, err2 = tx.ParkMachine(ctx, raw, row.ID)
+		}
+		if err2 != nil {
+			return err2
+		}
+		announce, err2 = s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
+		return err2
+	})
+	if end != nil {
+		return errors.Join(err, end)
+	}
+	if announce != nil {
+		announce()
+	}
+	s.log.Warn("a machine did not wake", "machine", row.ID, "workspace", row.WorkspaceID, "error", err)
+	return nil
+}
+
+func (s *Service) wake(ctx context.Context, h *operation.Held, row queries.Machine) error {
+	p, err := s.Provider(row.Provider)
+	if err != nil {
+		return err
+	}
+	if _, err := s.start(ctx, p, row); err != nil {
+		return err
+	}
+	if err := s.Route(ctx, h.TenantID, row.ID); err != nil {
+		return err
+	}
+	return s.ready(ctx, h, p, row.ID, row.ProviderRef, nil)
+}
+
+// Ready marks a machine that was set up as ready, in the last write of its operation, with what more that write is.
+func (s *Service) Ready(ctx context.Context, h *operation.Held, id uuid.UUID, more func(db.Tx) error) error {
+	row, err := s.db.Tenant(h.TenantID).Machine(ctx, id)
+	if err != nil {
+		return fmt.Errorf("read the machine: %w", err)
+	}
+	p, err := s.Provider(row.Provider)
+	if err != nil {
+		return err
+	}
+	return s.ready(ctx, h, p, id, row.ProviderRef, more)
+}
+
+func (s *Service) ready(ctx context.Context, h *operation.Held, p sandbox.Provider, id uuid.UUID, ref string, more func(db.Tx) error) error {
+	disk := s.disk(ctx, p, ref)
+	announce := func() {}
+	err := h.End(ctx, func(tx db.Tx) error {
+		if err := tx.ReadyMachine(ctx, disk, id); err != nil {
+			return err
+		}
+		if more != nil {
+			if err := more(tx); err != nil {
+				return err
+			}
+		}
+		after, err := s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
+		if after != nil {
+			announce = after
+		}
+		return err
+	})
+	if err == nil {
+		announce()
+	}
+	return err
+}
+
+// disk is how much a machine has written; 0 when its provider cannot say now.
+func (s *Service) disk(ctx context.Context, p sandbox.Provider, ref string) int64 {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	st, err := p.Stats(ctx, ref)
+	if err != nil {
+		return 0
+	}
+	return st.DiskBytes
+}
+
+// Destroy removes a machine with its disk. What is gone already is success. status is what its row says from then on.
+func (s *Service) Destroy(ctx context.Context, h *operation.Held, row queries.Machine, status Status) error {
+	if row.HostID != nil && *row.HostID != s.o.Host {
+		return s.elsewhere(ctx, *row.HostID)
+	}
+	p, err := s.Provider(row.Provider)
+	if err != nil {
+		return err
+	}
+	if err := s.write(ctx, h, func(tx db.Tx) error { return tx.DoomMachine(ctx, row.ID) }); err != nil {
+		return err
+	}
+	if err := s.remove(ctx, p, row.ID, row.ProviderRef); err != nil {
+		return err
+	}
+	return s.write(ctx, h, func(tx db.Tx) error {
+		return tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(status), Error: row.Error})
+	})
+}
+
+// remove destroys what the provider has of a machine, also when a crash kept us from writing its reference down.
+func (s *Service) remove(ctx context.Context, p sandbox.Provider, id uuid.UUID, ref string) error {
+	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	defer cancel()
+	s.unlink(id)
+	if err := s.o.Egress.RemoveMachine(ctx, id); err != nil {
+		return fmt.Errorf("take the machine's egress away: %w", err)
+	}
+	refs := []string{ref}
+	if ref == "" {
+		found, err := p.List(ctx, map[string]string{sandbox.LabelInstance: s.o.Instance, sandbox.LabelMachine: id.String()})
+		if err != nil {
+			return err
+		}
+		refs = refs[:0]
+		for _, info := range found {
+			refs = append(refs, info.ID)
+		}
+	}
+	for _, ref := range refs {
+		if err := p.Destroy(ctx, ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elsewhere refuses what only another host can do.
+func (s *Service) elsewhere(ctx context.Context, host uuid.UUID) error {
+	h, err := s.db.Lookup().Host(ctx, hostDead.Seconds(), host)
+	if err != nil && !db.NotFound(err) {
+		return fmt.Errorf("look for the machine's host: %w", err)
+	}
+	if err == nil && h.Alive {
+		return refusal.New(refusal.MachineHostUnreachable, "The machine runs on another server of this instance (%s). Ask that one.", h.Url).RetryAfter(awayRetry)
+	}
+	return refusal.New(refusal.MachineHostUnreachable, "The server whose host runs the machine is away. The machine and its disk are kept; try again when it is back.").RetryAfter(awayRetry)
+}
+
+// Stats tells what a machine uses now.
+func (s *Service) Stats(ctx context.Context, tenantID, id uuid.UUID) (sandbox.Stats, error) {
+	row, p, err := s.here(ctx, tenantID, id)
+	if err != nil {
+		return sandbox.Stats{}, err
+	}
+	return p.Stats(ctx, row.ProviderRef)
+}
+
+// Inspect asks the provider about a machine.
+func (s *Service) Inspect(ctx context.Context, tenantID, id uuid.UUID) (sandbox.Info, error) {
+	row, p, err := s.here(ctx, tenantID, id)
+	if err != nil {
+		return sandbox.Info{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	return p.Inspect(ctx, row.ProviderRef)
+}
+
+// here reads the row of a machine that this host runs.
+func (s *Service) here(ctx context.Context, tenantID, id uuid.UUID) (queries.Machine, sandbox.Provider, error) {
+	row, err := s.db.Tenant(tenantID).Machine(ctx, id)
+	if db.NotFound(err) {
+		return row, nil, refusal.NotFoundError()
+	}
+	if err != nil {
+		return row, nil, fmt.Errorf("read the machine: %w", err)
+	}
+	if row.HostID != nil && *row.HostID != s.o.Host {
+		return row, nil, s.elsewhere(ctx, *row.HostID)
+	}
+	p, err := s.Provider(row.Provider)
+	return row, p, err
+}
+
+// Reason says to a person why something failed at a provider or a guest. It repeats nothing that a host may keep to
+// itself: what has no words for people is named by its class.
+func Reason(err error) string {
+	var e *sandbox.Error
+	var refused *guest.Refused
+	switch r, ok := refusal.As(err); {
+	case ok:
+		return r.Message
+	case errors.As(err, &e) && e.Reason != "":
+		return e.Reason
+	case errors.As(err, &refused):
+		return refused.Message
+	case errors.Is(err, guest.ErrGone):
+		return "The connection to the machine ended."
+	case errors.Is(err, context.DeadlineExceeded):
+		return "The machine did not answer in time."
+	}
+	return "The machine does not answer: " + string(sandbox.ClassOf(err)) + "."
+}
+
+// Unreachable is the refusal of a machine that does not answer now.
+func Unreachable(err error) *refusal.Refusal {
+	return refusal.New(refusal.SandboxUnreachable, "The machine cannot be reached now; its disk is untouched. %s", Reason(err)).RetryAfter(awayRetry)
+}
+
+// hostName makes a host name of a name for people: [a-z0-9-]{1,63}.
+func hostName(name string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(name) {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			b.WriteRune(r)
+		} else if s := b.String(); s != "" && !strings.HasSuffix(s, "-") {
+			b.WriteByte('-')
+		}
+	}
+	s := b.String()
+	s = strings.Trim(s[:min(len(s), 63)], "-")
+	if s == "" {
+		return "machine"
+	}
+	return s
+}

@@ -1,0 +1,252 @@
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/queries"
+	"managoat/sandbox"
+)
+
+// Periods of what runs beside the operations.
+const (
+	beatEvery  = 10 * time.Second // a host's sign of life
+	watchEvery = 15 * time.Second // a look at what the provider says of this host's machines
+	reapEvery  = time.Minute      // a look for machines of ours that nobody needs
+)
+
+// Register says that this host is there. Call it before anything is placed on it.
+func (s *Service) Register(ctx context.Context) error {
+	if err := s.db.Lookup().PutHost(ctx, s.o.Host, s.o.URL); err != nil {
+		return fmt.Errorf("register this host: %w", err)
+	}
+	return nil
+}
+
+// Restore looks at every machine of this host after a start of the server: those that run are told to the egress
+// process, those that stopped (the host was started again) are parked, those that the provider does not have are lost.
+func (s *Service) Restore(ctx context.Context) error {
+	return s.watch(ctx, true)
+}
+
+// Run gives signs of life, watches the machines of this host, and removes what nobody needs, until ctx ends.
+func (s *Service) Run(ctx context.Context) error {
+	beat, look, reap := time.NewTicker(beatEvery), time.NewTicker(watchEvery), time.NewTicker(reapEvery)
+	defer beat.Stop()
+	defer look.Stop()
+	defer reap.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-beat.C:
+			err = s.beat(ctx)
+		case <-look.C:
+			err = s.watch(ctx, false)
+		case <-reap.C:
+			err = s.Reap(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			s.log.Error("watch over the machines", "error", err)
+		}
+	}
+}
+
+func (s *Service) beat(ctx context.Context) error {
+	n, err := s.db.Lookup().SeeHost(ctx, s.o.Host)
+	if err == nil && n == 0 {
+		return s.Register(ctx) // somebody cleared the table
+	}
+	return err
+}
+
+// watch compares the rows of this host's machines with what their provider says. A machine that something is under way
+// with is left alone; one bad row does not stop the others.
+func (s *Service) watch(ctx context.Context, restore bool) error {
+	refs, err := s.db.Due(ctx, db.DueMachines, s.o.Host)
+	if err != nil {
+		return err
+	}
+	for _, ref := range refs {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := s.look(ctx, ref, restore); err != nil {
+			s.log.Warn("look at a machine", "machine", ref.ID, "error", err)
+		}
+	}
+	return nil
+}
+
+func (s *Service) look(ctx context.Context, ref db.Ref, restore bool) error {
+	row, err := s.db.Tenant(ref.TenantID).Machine(ctx, ref.ID)
+	if err != nil {
+		return err
+	}
+	p, ok := s.o.Providers[row.Provider]
+	status := Status(row.Status)
+	if !ok || status != Ready && status != Suspended {
+		return nil
+	}
+	asking, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	info, err := p.Inspect(asking, row.ProviderRef)
+	switch {
+	case sandbox.Lost(err):
+		return s.found(ctx, row, Lost, Reason(err))
+	case err != nil:
+		return err // unknown: nothing is concluded
+	case info.State == sandbox.Stopped && status == Ready:
+		return s.found(ctx, row, Suspended, "The machine stopped by itself: its host was started again, or its processes were ended from outside. Its disk is kept.")
+	case info.State == sandbox.Running && status == Ready:
+		if restore {
+			if err := s.put(ctx, row); err != nil {
+				return err
+			}
+		}
+		if disk := s.disk(ctx, p, row.ProviderRef); disk > 0 {
+			return s.db.Tenant(ref.TenantID).MeasureMachine(ctx, disk, row.ID)
+		}
+	}
+	return nil
+}
+
+// found writes down what the provider says, unless something is under way with the machine.
+func (s *Service) found(ctx context.Context, row queries.Machine, status Status, reason string) error {
+	raw, err := json.Marshal(map[string]string{"message": reason})
+	if err != nil {
+		return err
+	}
+	changed, announce := false, func() {}
+	err = s.db.InTenant(ctx, row.TenantID, func(tx db.Tx) error {
+		_, err := tx.MachineFoundAs(ctx, queries.MachineFoundAsParams{ID: row.ID, Status: string(status), Error: raw})
+		if db.NotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		changed = true
+		after, err := s.onChange(ctx, tx, row.TenantID, row.WorkspaceID)
+		if after != nil {
+			announce = after
+		}
+		return err
+	})
+	if err != nil || !changed {
+		return err
+	}
+	s.log.Warn("a machine was not as it was left", "machine", row.ID, "workspace", row.WorkspaceID, "was", row.Status, "is", status)
+	s.unlink(row.ID)
+	announce()
+	return s.o.Egress.RemoveMachine(ctx, row.ID)
+}
+
+// Found asks the provider about a machine at once and writes down what it says: for a caller that could not reach it.
+func (s *Service) Found(ctx context.Context, tenantID, id uuid.UUID) error {
+	return s.look(ctx, db.Ref{TenantID: tenantID, ID: id}, false)
+}
+
+// Reap destroys the machines on this host that carry our labels and that nobody needs: their row is gone, or says that
+// they have ended. What does not carry our labels is never touched.
+func (s *Service) Reap(ctx context.Context) error {
+	for name, p := range s.o.Providers {
+		infos, err := p.List(ctx, map[string]string{sandbox.LabelInstance: s.o.Instance})
+		if err != nil {
+			s.log.Warn("list the machines", "provider", name, "error", err)
+			continue
+		}
+		for _, info := range infos {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err := s.reap(ctx, p, info); err != nil {
+				s.log.Warn("remove a machine that nobody needs", "machine", info.Name, "error", err)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Service) reap(ctx context.Context, p sandbox.Provider, info sandbox.Info) error {
+	tenantID, err := uuid.Parse(info.Labels[sandbox.LabelTenant])
+	if err != nil {
+		return fmt.Errorf("its label %s: %w", sandbox.LabelTenant, err)
+	}
+	id, err := uuid.Parse(info.Labels[sandbox.LabelMachine])
+	if err != nil {
+		return fmt.Errorf("its label %s: %w", sandbox.LabelMachine, err)
+	}
+	row, err := s.db.Tenant(tenantID).Machine(ctx, id)
+	switch {
+	case db.NotFound(err): // a row is written before its machine is made: this one's account is gone
+	case err != nil:
+		return err
+	case Status(row.Status) != Terminated && Status(row.Status) != Failed:
+		return nil
+	}
+	s.log.Info("a machine that nobody needs is removed", "machine", id, "workspace", info.Labels[sandbox.LabelWorkspace])
+	return s.remove(ctx, p, id, info.ID)
+}
+
+// Down parks every machine of this instance on this host, with or without a server that runs. Operations that were under
+// way go on with the next start.
+func (s *Service) Down(ctx context.Context) (parked int, err error) {
+	var problems []error
+	for name, p := range s.o.Providers {
+		infos, err := p.List(ctx, map[string]string{sandbox.LabelInstance: s.o.Instance})
+		if err != nil {
+			problems = append(problems, fmt.Errorf("list the machines of %s: %w", name, err))
+			continue
+		}
+		for _, info := range infos {
+			if info.State != sandbox.Running {
+				continue
+			}
+			if err := s.down(ctx, p, info); err != nil {
+				problems = append(problems, fmt.Errorf("park %s: %w", info.Name, err))
+				continue
+			}
+			parked++
+		}
+	}
+	return parked, errors.Join(problems...)
+}
+
+func (s *Service) down(ctx context.Context, p sandbox.Provider, info sandbox.Info) error {
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	if err := p.Stop(ctx, info.ID); err != nil {
+		return err
+	}
+	tenantID, err := uuid.Parse(info.Labels[sandbox.LabelTenant])
+	if err != nil {
+		return nil // it is stopped; whose it is nobody can say
+	}
+	id, err := uuid.Parse(info.Labels[sandbox.LabelMachine])
+	if err != nil {
+		return nil
+	}
+	s.unlink(id)
+	return s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
+		row, err := tx.Machine(ctx, id)
+		if db.NotFound(err) || err == nil && Status(row.Status) != Ready {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ParkMachine(ctx, nil, id); err != nil {
+			return err
+		}
+		_, err = s.onChange(ctx, tx, tenantID, row.WorkspaceID)
+		return err
+	})
+}
