@@ -310,9 +310,10 @@ func (s *stream) Close() error {
 	return s.Reset()
 }
 
-// Reset ends the connection as it is.
+// Reset ends the connection as it is. The guest's streams half-close only: whoever reads is told by the deadline.
 func (s *stream) Reset() error {
 	s.release()
+	s.Conn.SetDeadline(time.Unix(1, 0))
 	return s.Conn.Close()
 }
 
