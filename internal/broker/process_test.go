@@ -1,16 +1,20 @@
 package broker
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -398,4 +402,134 @@ func (h *host) process(t *testing.T) *os.Process {
 	return p
 }
 
-func serverMain(string) int { return 2 }
+// serverRun is what a server that will be killed does.
+type serverRun struct {
+	Dir      string
+	Machine  Machine
+	Token    tokenWire
+	Settings Settings
+	Rows     string // file that it keeps rows in, as a database would
+	Die      bool   // by kill -9, between storing its first rows and acknowledging them
+}
+
+// serverMain is a server: it says "ready" when traffic flows and lives until it is killed.
+func serverMain(text string) int {
+	var run serverRun
+	fail := func(err error) int {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if err := json.Unmarshal([]byte(text), &run); err != nil {
+		return fail(err)
+	}
+	token, err := run.Token.token()
+	if err != nil {
+		return fail(err)
+	}
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, asServer+"=") })
+	self, err := os.Executable()
+	if err != nil {
+		return fail(err)
+	}
+	ctx := context.Background()
+	c, err := Connect(ctx, run.Dir, ClientOptions{
+		Spawn: Command([]string{self}, append(env, asEgress+"="+run.Dir)),
+		Sink:  &fileSink{path: run.Rows, die: run.Die}, Settings: run.Settings,
+	})
+	if err != nil {
+		return fail(err)
+	}
+	for _, err := range []error{c.PutMachine(ctx, run.Machine), c.PutToken(ctx, token), c.Prune(ctx), c.Probe(ctx, run.Machine.ID)} {
+		if err != nil {
+			return fail(err)
+		}
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+// fileSink keeps request rows in a file, each ID once.
+type fileSink struct {
+	path string
+	die  bool
+}
+
+func (s *fileSink) Requests(_ context.Context, rows []RequestRow) error {
+	have, err := readRows(s.path)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(s.path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, r := range rows {
+		if slices.ContainsFunc(have, func(h RequestRow) bool { return h.ID == r.ID }) {
+			continue
+		}
+		if err := json.NewEncoder(f).Encode(r); err != nil {
+			return err
+		}
+	}
+	if s.die {
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	return nil
+}
+
+func (s *fileSink) Usage(context.Context, []UsageRow) error { return nil }
+
+func readRows(path string) ([]RequestRow, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var rows []RequestRow
+	for line := range strings.Lines(string(text)) {
+		var r RequestRow
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			return nil, err
+		}
+		rows = append(rows, r)
+	}
+	return rows, nil
+}
+
+// server starts a server in a process of its own and waits until traffic flows. kill ends it by kill -9; ended is
+// closed when it is gone.
+func server(t *testing.T, run serverRun) (kill func(), ended <-chan struct{}) {
+	t.Helper()
+	text, err := json.Marshal(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(testBinary(t))
+	cmd.Env = append(os.Environ(), asServer+"="+string(text))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	gone := make(chan struct{})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	go func() {
+		cmd.Wait()
+		close(gone)
+	}()
+	kill = func() {
+		cmd.Process.Kill()
+		<-gone
+	}
+	t.Cleanup(kill)
+	if line != "ready\n" && !run.Die {
+		t.Fatalf("the server says %q, %v", line, err)
+	}
+	return kill, gone
+}
