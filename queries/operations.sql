@@ -23,17 +23,20 @@ update operations set lease_until = now() + make_interval(secs => @lease::float8
 where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running';
 
 -- name: GuardMachineOperation :one
--- Locks an operation that the caller still owns to the end of its transaction; no row: it lost it.
-select id from operations
-where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running'
-for update;
+-- Locks an operation that the caller still owns to the end of its transaction; no row: it lost it. The workspace is locked
+-- before it, as everybody does who changes both.
+with w as materialized (select l.id from workspaces l where l.tenant_id = app_tenant() and l.id = @workspace_id for update)
+select o.id from w join operations o on o.workspace_id = w.id
+where o.tenant_id = app_tenant() and o.id = @id and o.owner = @owner::uuid and o.epoch = @epoch and o.state = 'running'
+for update of o;
 
 -- name: StepMachineOperation :exec
 update operations set step = @step where tenant_id = app_tenant() and id = @id;
 
--- name: EndMachineOperation :execrows
+-- name: EndMachineOperation :exec
+-- After GuardMachineOperation.
 update operations set state = @state, error = sqlc.narg('error'), ended_at = now(), owner = null, lease_until = null
-where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running';
+where tenant_id = app_tenant() and id = @id;
 
 -- name: ReleaseMachineOperation :execrows
 -- Gives an operation back; nobody takes it before the pause has passed.

@@ -92,48 +92,46 @@ func (q *Queries) ClaimMachineOperation(ctx context.Context, arg ClaimMachineOpe
 	return i, err
 }
 
-const endMachineOperation = `-- name: EndMachineOperation :execrows
+const endMachineOperation = `-- name: EndMachineOperation :exec
 update operations set state = $1, error = $2, ended_at = now(), owner = null, lease_until = null
-where tenant_id = app_tenant() and id = $3 and owner = $4::uuid and epoch = $5 and state = 'running'
+where tenant_id = app_tenant() and id = $3
 `
 
 type EndMachineOperationParams struct {
 	State string
 	Error json.RawMessage
 	ID    uuid.UUID
-	Owner uuid.UUID
-	Epoch int64
 }
 
-func (q *Queries) EndMachineOperation(ctx context.Context, arg EndMachineOperationParams) (int64, error) {
-	result, err := q.db.Exec(ctx, endMachineOperation,
-		arg.State,
-		arg.Error,
-		arg.ID,
-		arg.Owner,
-		arg.Epoch,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
+// After GuardMachineOperation.
+func (q *Queries) EndMachineOperation(ctx context.Context, arg EndMachineOperationParams) error {
+	_, err := q.db.Exec(ctx, endMachineOperation, arg.State, arg.Error, arg.ID)
+	return err
 }
 
 const guardMachineOperation = `-- name: GuardMachineOperation :one
-select id from operations
-where tenant_id = app_tenant() and id = $1 and owner = $2::uuid and epoch = $3 and state = 'running'
-for update
+with w as materialized (select l.id from workspaces l where l.tenant_id = app_tenant() and l.id = $4 for update)
+select o.id from w join operations o on o.workspace_id = w.id
+where o.tenant_id = app_tenant() and o.id = $1 and o.owner = $2::uuid and o.epoch = $3 and o.state = 'running'
+for update of o
 `
 
 type GuardMachineOperationParams struct {
-	ID    uuid.UUID
-	Owner uuid.UUID
-	Epoch int64
+	ID          uuid.UUID
+	Owner       uuid.UUID
+	Epoch       int64
+	WorkspaceID uuid.UUID
 }
 
-// Locks an operation that the caller still owns to the end of its transaction; no row: it lost it.
+// Locks an operation that the caller still owns to the end of its transaction; no row: it lost it. The workspace is locked
+// before it, as everybody does who changes both.
 func (q *Queries) GuardMachineOperation(ctx context.Context, arg GuardMachineOperationParams) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, guardMachineOperation, arg.ID, arg.Owner, arg.Epoch)
+	row := q.db.QueryRow(ctx, guardMachineOperation,
+		arg.ID,
+		arg.Owner,
+		arg.Epoch,
+		arg.WorkspaceID,
+	)
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err

@@ -153,12 +153,11 @@ func (s *Service) Admit(ctx context.Context, tx db.Tx, tenantID uuid.UUID) error
 }
 
 // Plan adds the row of a machine to make. The operation that makes it places it on its server's host.
-func Plan(ctx context.Context, tx db.Tx, workspaceID uuid.UUID, provider string) (uuid.UUID, error) {
-	id := uuid.Must(uuid.NewV7())
+func Plan(ctx context.Context, tx db.Tx, id, workspaceID uuid.UUID, provider string) error {
 	if err := tx.InsertMachine(ctx, queries.InsertMachineParams{ID: id, WorkspaceID: workspaceID, Provider: provider}); err != nil {
-		return uuid.Nil, fmt.Errorf("plan a machine: %w", err)
+		return fmt.Errorf("plan a machine: %w", err)
 	}
-	return id, nil
+	return nil
 }
 
 // write is a write of an operation that changes a machine.

@@ -100,7 +100,7 @@ type Held struct {
 // Guard locks the operation to the end of the transaction, or fails with ErrLost. It is the first statement of every
 // write that belongs to an operation.
 func (h *Held) Guard(ctx context.Context, tx db.Tx) error {
-	_, err := tx.GuardMachineOperation(ctx, queries.GuardMachineOperationParams{ID: h.ID, Owner: h.r.owner, Epoch: h.Epoch})
+	_, err := tx.GuardMachineOperation(ctx, queries.GuardMachineOperationParams{WorkspaceID: h.WorkspaceID, ID: h.ID, Owner: h.r.owner, Epoch: h.Epoch})
 	if db.NotFound(err) {
 		h.lost()
 		return ErrLost
@@ -141,15 +141,9 @@ func (h *Held) end(ctx context.Context, state string, cause json.RawMessage, fn 
 	// What is known at the end is written even when the caller's time is over: a setup that failed has failed.
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer stop()
-	err := h.r.db.InTenant(ctx, h.TenantID, func(tx db.Tx) error {
-		n, err := tx.EndMachineOperation(ctx, queries.EndMachineOperationParams{
-			ID: h.ID, State: state, Error: cause, Owner: h.r.owner, Epoch: h.Epoch})
-		if err != nil {
+	err := h.Write(ctx, func(tx db.Tx) error {
+		if err := tx.EndMachineOperation(ctx, queries.EndMachineOperationParams{ID: h.ID, State: state, Error: cause}); err != nil {
 			return err
-		}
-		if n == 0 {
-			h.lost()
-			return ErrLost
 		}
 		return fn(tx)
 	})
