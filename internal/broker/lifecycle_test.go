@@ -536,8 +536,8 @@ func TestTheModelGatewayIsReachedByItsListenerAndByTheProxy(t *testing.T) {
 			t.Errorf("usage %+v", u)
 		}
 	}
-	for _, r := range requests[:3] {
-		if r.Decision != journal.Injected || r.Rule != journal.RuleGateway {
+	for _, r := range requests { // in any order: a row is written when its answer is out
+		if r.Method == http.MethodPost && (r.Decision != journal.Injected || r.Rule != journal.RuleGateway) {
 			t.Errorf("row %+v", r)
 		}
 	}

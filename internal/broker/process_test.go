@@ -70,8 +70,16 @@ func spawn(t *testing.T, dir string) Spawn {
 		if err := Stop(ctx, dir); err != nil {
 			t.Errorf("stop the egress process: %v", err)
 		}
+		log, err := os.ReadFile(filepath.Join(dir, logName))
+		if err != nil {
+			t.Error(err)
+		}
+		for _, bad := range []string{"DATA RACE", "panic", "level=ERROR"} {
+			if strings.Contains(string(log), bad) {
+				t.Errorf("the egress process says %s", bad)
+			}
+		}
 		if t.Failed() {
-			log, _ := os.ReadFile(filepath.Join(dir, logName))
 			t.Logf("log of the egress process:\n%s", log)
 		}
 	})
@@ -433,6 +441,7 @@ func serverMain(text string) int {
 	}
 	ctx := context.Background()
 	c, err := Connect(ctx, run.Dir, ClientOptions{
+		Log:   quiet(),
 		Spawn: Command([]string{self}, append(env, asEgress+"="+run.Dir)),
 		Sink:  &fileSink{path: run.Rows, die: run.Die}, Settings: run.Settings,
 	})
