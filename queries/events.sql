@@ -1,0 +1,63 @@
+-- One statement: the counter's lock makes sequence order commit order.
+-- name: AppendEvents :many
+with head as (
+    update conversation_heads set seq = seq + @n::int
+    where tenant_id = app_tenant() and conversation_id = @conversation_id
+    returning seq - @n::int as base
+)
+insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
+select app_tenant(), @conversation_id, head.base + t.ord, nullif(t.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), t.type, t.body, t.raw
+from head, (select unnest(@turn_ids::uuid[]) as turn_id, unnest(@types::text[]) as type, unnest(@bodies::jsonb[]) as body,
+                   unnest(@raws::text[]) as raw, generate_series(1, @n::int) as ord) t
+returning seq, created_at;
+
+-- Replay and live read with this one query.
+-- name: EventsAfter :many
+select e.*, coalesce(t.turn_number, 0)::int as turn_number
+from events e
+left join turns t on t.tenant_id = e.tenant_id and t.id = e.turn_id
+where e.tenant_id = app_tenant() and e.conversation_id = @conversation_id and e.seq > @after
+  and (cardinality(@types::text[]) = 0 or e.type = any(@types::text[]))
+order by e.seq
+limit @at_most;
+
+-- The newest rows, oldest of them first: how a long conversation opens.
+-- name: EventsBefore :many
+select * from (
+    select e.*, coalesce(t.turn_number, 0)::int as turn_number
+    from events e
+    left join turns t on t.tenant_id = e.tenant_id and t.id = e.turn_id
+    where e.tenant_id = app_tenant() and e.conversation_id = @conversation_id and e.seq < @before
+    order by e.seq desc
+    limit @at_most) newest
+order by seq;
+
+-- name: StreamState :one
+select h.seq, c.status from conversations c
+join conversation_heads h on h.tenant_id = c.tenant_id and h.conversation_id = c.id
+where c.tenant_id = app_tenant() and c.id = @conversation_id;
+
+-- name: UpsertToolCall :exec
+insert into tool_calls (tenant_id, conversation_id, turn_id, id, title, kind, status, input, exit_code, signal, duration_ms,
+                        output_bytes, truncated, full_log_path, source, first_seq, last_seq, ended_at)
+values (app_tenant(), @conversation_id, @turn_id, @id, @title, @kind, @status, sqlc.narg(input), sqlc.narg(exit_code), @signal, sqlc.narg(duration_ms),
+        @output_bytes, @truncated, @full_log_path, @source, @seq, @seq, case when @status in ('completed', 'failed', 'interrupted') then now() end)
+on conflict (tenant_id, conversation_id, turn_id, id) do update set
+    title = case when excluded.title <> '' then excluded.title else tool_calls.title end,
+    kind = case when excluded.kind <> '' then excluded.kind else tool_calls.kind end,
+    status = excluded.status,
+    input = coalesce(excluded.input, tool_calls.input),
+    exit_code = coalesce(excluded.exit_code, tool_calls.exit_code),
+    signal = case when excluded.signal <> '' then excluded.signal else tool_calls.signal end,
+    duration_ms = coalesce(excluded.duration_ms, tool_calls.duration_ms),
+    output_bytes = greatest(excluded.output_bytes, tool_calls.output_bytes),
+    truncated = excluded.truncated or tool_calls.truncated,
+    full_log_path = case when excluded.full_log_path <> '' then excluded.full_log_path else tool_calls.full_log_path end,
+    source = tool_calls.source || excluded.source,
+    last_seq = excluded.last_seq,
+    ended_at = coalesce(excluded.ended_at, tool_calls.ended_at);
+
+-- name: ToolCalls :many
+select * from tool_calls where tenant_id = app_tenant() and conversation_id = @conversation_id
+  and (sqlc.narg(turn_id)::uuid is null or turn_id = sqlc.narg(turn_id)::uuid)
+order by first_seq;
