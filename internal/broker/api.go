@@ -45,7 +45,7 @@ func apiTransport(socket func() string) *http.Transport {
 }
 
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	row := journal.NewRequest(a.origin, r.Method)
+	row := journal.NewRequest(a.origin, journal.API, r.Method)
 	row.Host, row.Port, row.Rule, row.Decision = APIHost, 80, journal.RuleAPI, journal.Allowed
 	counted := &journal.Writer{ResponseWriter: w, Row: &row}
 	defer func() {

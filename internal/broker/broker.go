@@ -18,12 +18,13 @@ import (
 	"managoat/internal/broker/journal"
 	"managoat/internal/broker/rule"
 	"managoat/internal/netguard"
+	"managoat/sandbox/guest"
 )
 
 // Names the broker answers itself; they are dialled nowhere.
 const (
-	ModelHost = "model.managoat.internal" // the model gateway
-	APIHost   = "api.managoat.internal"   // the server, for keys that live in a machine
+	ModelHost = guest.ModelHost // the model gateway
+	APIHost   = guest.APIHost   // the server, for keys that live in a machine
 )
 
 // Policy says which hosts may be reached.
@@ -108,18 +109,15 @@ func NewToken() (plaintext string, hash [32]byte) {
 // HashToken is the hash of a token's plaintext.
 func HashToken(plaintext string) [32]byte { return sha256.Sum256([]byte(plaintext)) }
 
-// ProxyAddr is where the guest listens for programs that know a proxy.
-const ProxyAddr = "127.0.0.1:3128"
-
 // ProxyEnv is the environment that sends a process's traffic through the broker under a token; "" is for
 // processes that have none, which get the machine's policy.
 //
 // GIT_HTTP_PROXY_AUTHMETHOD makes git show the token at once: by default it waits for a 407 that never comes,
 // because requests without a token are served too.
 func ProxyEnv(token string) map[string]string {
-	url := "http://" + ProxyAddr
+	url := "http://" + guest.ProxyAddr
 	if token != "" {
-		url = "http://managoat:" + token + "@" + ProxyAddr
+		url = "http://managoat:" + token + "@" + guest.ProxyAddr
 	}
 	const direct = "localhost,127.0.0.1,::1," + ModelHost + "," + APIHost
 	return map[string]string{

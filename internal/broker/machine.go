@@ -29,13 +29,6 @@ const (
 	closeTimeout   = 250 * time.Millisecond
 )
 
-// Names of a guest's listeners.
-const (
-	listenProxy = "proxy"
-	listenModel = "model"
-	listenAPI   = "api"
-)
-
 // guestConn is the side of a guest connection that the egress process uses.
 type guestConn interface {
 	Accept(ctx context.Context) (net.Conn, guest.EgressRequest, error)
@@ -96,18 +89,18 @@ func (p *process) newMachine(spec Machine) *machine {
 			return p.network.Load().guard.Dial(ctx, machinePurpose, addr)
 		},
 		Internal: map[string]forward.Internal{
-			ModelHost: {Handler: model, Serve: func(c net.Conn) { m.serve(c, listenModel) }},
-			APIHost:   {Handler: server, Serve: func(c net.Conn) { m.serve(c, listenAPI) }},
+			ModelHost: {Handler: model, Serve: func(c net.Conn) { m.serve(c, journal.Model) }},
+			APIHost:   {Handler: server, Serve: func(c net.Conn) { m.serve(c, journal.API) }},
 		},
 	})
-	handlers := map[string]http.Handler{listenProxy: m.proxy, listenModel: model, listenAPI: server}
+	handlers := map[journal.Listener]http.Handler{journal.Proxy: m.proxy, journal.Model: model, journal.API: server}
 	m.server = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if !m.begin() {
 				panic(http.ErrAbortHandler)
 			}
 			defer m.requests.Done()
-			handlers[r.Context().Value(listenerKey{}).(string)].ServeHTTP(w, r)
+			handlers[r.Context().Value(listenerKey{}).(journal.Listener)].ServeHTTP(w, r)
 		}),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, listenerKey{}, c.(*stream).listener)
@@ -167,7 +160,7 @@ func (m *machine) attach() error {
 			m.log.Info("guest gone")
 			return nil
 		}
-		m.serve(c, head.Listener)
+		m.serve(c, journal.Listener(head.Listener))
 	}
 }
 
@@ -210,9 +203,9 @@ func (m *machine) nudge() {
 }
 
 // serve hands a connection of the machine to the HTTP server.
-func (m *machine) serve(c net.Conn, listener string) {
+func (m *machine) serve(c net.Conn, listener journal.Listener) {
 	switch listener {
-	case listenProxy, listenModel, listenAPI:
+	case journal.Proxy, journal.Model, journal.API:
 	default:
 		c.Close() // a listener of a newer guest
 		return
@@ -220,7 +213,7 @@ func (m *machine) serve(c net.Conn, listener string) {
 	if m.open.Add(1) > maxConnections {
 		m.open.Add(-1)
 		c.Close()
-		row := journal.NewRequest(m.origin, "")
+		row := journal.NewRequest(m.origin, listener, "")
 		row.Decision, row.Rule, row.Error = journal.Denied, journal.RuleConnections, "too many connections at once"
 		m.p.recordRequest(row)
 		return
@@ -291,7 +284,7 @@ func (guestAddr) String() string  { return "guest" }
 // stream is one connection of a machine.
 type stream struct {
 	net.Conn
-	listener string
+	listener journal.Listener
 	release  func()
 }
 

@@ -15,6 +15,7 @@ import (
 	"managoat/internal/broker/rule"
 	"managoat/internal/netguard"
 	"managoat/internal/testworld"
+	"managoat/sandbox/guest"
 )
 
 // inside runs a real program as a machine's process would run: with the proxy's environment and nothing else.
@@ -26,7 +27,7 @@ func (h *host) inside(t *testing.T, env map[string]string, argv ...string) (stri
 	// The guest's port is a port of the machine's own network; here it is another one.
 	proxy := h.box.port("proxy").String()
 	for k, v := range env {
-		cmd.Env = append(cmd.Env, k+"="+strings.ReplaceAll(v, ProxyAddr, proxy))
+		cmd.Env = append(cmd.Env, k+"="+strings.ReplaceAll(v, guest.ProxyAddr, proxy))
 	}
 	out, err := cmd.CombinedOutput()
 	return string(out), err

@@ -82,7 +82,7 @@ func New(o Options) *Server {
 func (s *Server) Close() { s.plain.CloseIdleConnections() }
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{s: s, w: w, r: r, row: journal.NewRequest(s.o.Origin, r.Method)}
+	x := &exchange{s: s, w: w, r: r, row: journal.NewRequest(s.o.Origin, journal.Proxy, r.Method)}
 	defer x.record()
 	switch {
 	case r.Method == http.MethodConnect:

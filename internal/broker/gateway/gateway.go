@@ -65,7 +65,7 @@ type Server struct {
 func New(o Options) *Server { return &Server{o, semaphore.NewWeighted(heldBodies)} }
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{s: s, w: w, r: r, provider: guessProvider(r), row: journal.NewRequest(s.o.Origin, r.Method)}
+	x := &exchange{s: s, w: w, r: r, provider: guessProvider(r), row: journal.NewRequest(s.o.Origin, journal.Model, r.Method)}
 	x.row.Host, x.row.Port, x.row.Rule = s.o.Name, 80, journal.RuleGateway
 	defer func() {
 		s.held.Release(x.held)

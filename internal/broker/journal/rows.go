@@ -10,6 +10,16 @@ import (
 	"github.com/google/uuid"
 )
 
+// Listener of the guest where a request was made.
+type Listener string
+
+// Listeners.
+const (
+	Proxy Listener = "proxy" // the proxy's port
+	Model Listener = "model" // the model gateway's name
+	API   Listener = "api"   // the server's name
+)
+
 // Decision about one request.
 type Decision string
 
@@ -42,6 +52,7 @@ type Request struct {
 	MachineID      uuid.UUID  `json:"machine_id"`
 	ConversationID *uuid.UUID `json:"conversation_id,omitempty"` // nil: a request without a token
 	TokenID        *uuid.UUID `json:"token_id,omitempty"`
+	Listener       Listener   `json:"listener"`
 	Method         string     `json:"method"`
 	Host           string     `json:"host"`
 	Port           int        `json:"port"`
@@ -103,10 +114,10 @@ type Origin struct {
 	MachineID   uuid.UUID
 }
 
-// NewRequest begins the row of a request that comes from o now.
-func NewRequest(o Origin, method string) Request {
+// NewRequest begins the row of a request that is made at a listener of o now.
+func NewRequest(o Origin, at Listener, method string) Request {
 	return Request{ID: uuid.Must(uuid.NewV7()), At: time.Now(), TenantID: o.TenantID, WorkspaceID: o.WorkspaceID,
-		MachineID: o.MachineID, Method: method}
+		MachineID: o.MachineID, Listener: at, Method: method}
 }
 
 // Since is the time that passed since a row began, in milliseconds.
