@@ -201,3 +201,30 @@ func NotFound(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 func SafeText(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\u2400")
 }
+
+// Notify tells every listener of a channel, in all server processes. The payload holds ids only: any login can listen.
+func (d *DB) Notify(ctx context.Context, channel, payload string) error {
+	_, err := d.app.Exec(ctx, "select pg_notify($1, $2)", channel, payload)
+	return err
+}
+
+// Listen hears a channel on a connection of its own until ctx ends or the connection does. ready is called once it
+// hears: what happened before may have been missed.
+func (d *DB) Listen(ctx context.Context, channel string, ready func(), hear func(payload string)) error {
+	conn, err := pgx.Connect(ctx, d.appURL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize()); err != nil {
+		return err
+	}
+	ready()
+	for {
+		n, err := conn.WaitForNotification(ctx)
+		if err != nil {
+			return err
+		}
+		hear(n.Payload)
+	}
+}

@@ -47,8 +47,7 @@ func (t *Text) WriteString(s string) string { return t.Write([]byte(s)) }
 func (t *Text) Flush() string {
 	rest := ""
 	if len(t.partial) > 0 {
-		rest = string(utf8.RuneError)
-		t.partial = nil
+		rest, t.partial = clean(string(t.partial)), nil
 	}
 	return t.show(rest, true)
 }
@@ -93,7 +92,7 @@ func incomplete(p []byte) int {
 // clean makes text storable: bytes that are no UTF-8 are U+FFFD, NUL is its picture U+2400. Everything else stays as data.
 func clean(s string) string {
 	if !utf8.ValidString(s) {
-		s = strings.ToValidUTF8(s, string(utf8.RuneError))
+		s = string([]rune(s)) // one U+FFFD a byte, so that the result does not depend on how the text was split
 	}
 	return strings.ReplaceAll(s, "\x00", "\u2400")
 }

@@ -29,16 +29,15 @@ type Event struct {
 
 // Block is what a row shows, parsed for clients that do not read the protocol.
 type Block struct {
-	Kind      string      `json:"kind"`
-	Body      any         `json:"body,omitempty"`
-	ID        string      `json:"id,omitempty"`
-	Name      string      `json:"name,omitempty"`
-	Summary   string      `json:"summary,omitempty"`
-	ToolID    string      `json:"tool_id,omitempty"`
-	Error     *bool       `json:"error,omitempty"`
-	RequestID string      `json:"request_id,omitempty"`
-	Options   []Option    `json:"options,omitempty"`
-	Entries   []PlanEntry `json:"entries,omitempty"`
+	Kind      string   `json:"kind"`
+	Body      any      `json:"body,omitempty"`
+	ID        string   `json:"id,omitempty"`
+	Name      string   `json:"name,omitempty"`
+	Summary   string   `json:"summary,omitempty"`
+	ToolID    string   `json:"tool_id,omitempty"`
+	Error     *bool    `json:"error,omitempty"`
+	RequestID string   `json:"request_id,omitempty"`
+	Options   []Option `json:"options,omitempty"`
 }
 
 // View says how much of a row to show.

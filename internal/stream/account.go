@@ -1,0 +1,108 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/queries"
+)
+
+// Names of the account's events.
+const (
+	WorkspaceStatus     = "workspace.status"
+	WorkspaceSetup      = "workspace.setup"
+	ConversationStatus  = "conversation.status"
+	PermissionRequested = "permission.requested"
+)
+
+// Account writes the account's own stream.
+type Account struct{ hub *Hub }
+
+// NewAccount makes the writer.
+func NewAccount(h *Hub) *Account { return &Account{h} }
+
+// Pending is an event that was written in a caller's transaction.
+type Pending struct {
+	hub      *Hub
+	tenantID uuid.UUID
+}
+
+// Announce tells followers, once the transaction is committed.
+func (p Pending) Announce() {
+	if p.hub != nil {
+		p.hub.Account(p.tenantID)
+	}
+}
+
+// Event is what to write.
+type Event struct {
+	Name        string
+	Body        any
+	WorkspaceID *uuid.UUID
+	SetupID     *uuid.UUID // of a setup's lines, which go when the workspace's next setup begins
+}
+
+// AppendTx writes events in the caller's transaction, which keeps the account's counter locked until it ends: write
+// them last.
+func (a *Account) AppendTx(ctx context.Context, tx db.Tx, tenantID uuid.UUID, events ...Event) (Pending, error) {
+	for _, e := range events {
+		body, err := json.Marshal(e.Body)
+		if err != nil {
+			return Pending{}, fmt.Errorf("event %s: %w", e.Name, err)
+		}
+		if _, err := tx.AppendTenantEvent(ctx, queries.AppendTenantEventParams{Name: e.Name, WorkspaceID: e.WorkspaceID, SetupID: e.SetupID, Body: body}); err != nil {
+			return Pending{}, fmt.Errorf("write %s: %w", e.Name, err)
+		}
+	}
+	return Pending{a.hub, tenantID}, nil
+}
+
+// BeginSetupTx drops the lines of a workspace's earlier setups.
+func (a *Account) BeginSetupTx(ctx context.Context, tx db.Tx, workspaceID, setupID uuid.UUID) error {
+	return tx.DeleteSetupEvents(ctx, &workspaceID, &setupID)
+}
+
+// MaxLines is how much text one workspace.setup event carries at most, in bytes.
+const MaxLines = 8 << 10
+
+// SetupBody is the body of workspace.setup.
+type SetupBody struct {
+	WorkspaceID uuid.UUID `json:"workspace_id"`
+	SetupID     uuid.UUID `json:"setup_id"`
+	Step        string    `json:"step"`
+	Lines       []string  `json:"lines"`
+	Dropped     int64     `json:"dropped"` // bytes left out before these lines
+}
+
+// Lines splits text into event-sized batches of lines. Of a text that is larger than most batches only the last are
+// kept, and what was left out is counted.
+func Lines(text string, most int) (batches [][]string, dropped int64) {
+	if over := len(text) - most*MaxLines; over > 0 {
+		if i := strings.IndexByte(text[over:], '\n'); i >= 0 {
+			over += i + 1
+		}
+		dropped, text = int64(over), text[over:]
+	}
+	var batch []string
+	size := 0
+	for line := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
+		for len(line) > MaxLines { // one line without an end
+			batches = append(batches, []string{strings.ToValidUTF8(line[:MaxLines], "")})
+			line = line[MaxLines:]
+		}
+		if size+len(line) > MaxLines && len(batch) > 0 {
+			batches, batch, size = append(batches, batch), nil, 0
+		}
+		batch = append(batch, strings.ToValidUTF8(line, ""))
+		size += len(line) + 1
+	}
+	if len(batch) > 0 {
+		batches = append(batches, batch)
+	}
+	return batches, dropped
+}

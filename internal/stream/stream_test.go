@@ -1,0 +1,627 @@
+package stream_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/db/dbtest"
+	"managoat/internal/refusal"
+	"managoat/internal/stream"
+	"managoat/internal/transcript"
+)
+
+// process is what one server has: its own pool, hub, writer and reader on the test's database.
+type process struct {
+	*db.DB
+	hub    *stream.Hub
+	writer *transcript.Writer
+	reader *stream.Reader
+}
+
+func newProcess(tb testing.TB, d *dbtest.Database) *process {
+	tb.Helper()
+	pool, err := db.Open(context.Background(), d.URLs, db.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	p := &process{DB: pool, hub: stream.NewHub(pool, log)}
+	p.writer = transcript.NewWriter(pool, p.hub, log)
+	p.reader = stream.NewReader(pool, p.hub)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { p.hub.Run(ctx) })
+	tb.Cleanup(func() {
+		p.writer.Close(context.Background())
+		cancel()
+		wg.Wait()
+		pool.Close()
+	})
+	return p
+}
+
+// conversation makes one with the fewest rows that the schema allows.
+func conversation(tb testing.TB, d *dbtest.Database, tenantID uuid.UUID) uuid.UUID {
+	tb.Helper()
+	id := uuid.Must(uuid.NewV7())
+	conn := d.Owner(tb)
+	for _, sql := range []string{
+		"insert into environments (tenant_id, id, name) values ($1, $2, 'e ' || $2::uuid::text)",
+		"insert into workspaces (tenant_id, id, name, environment_id, provider, status) values ($1, $2, 'w ' || $2::uuid::text, $2, 'local', 'ready')",
+		"insert into agent_versions (tenant_id, agent_id, version, config) values ($1, $2, 1, '{}')",
+		"insert into conversations (tenant_id, id, agent_id, agent_version, workspace_id, runtime, cwd) values ($1, $2, $2, 1, $2, 'acp', '/home/sprite')",
+		"insert into conversation_heads (tenant_id, conversation_id) values ($1, $2)",
+	} {
+		if _, err := conn.Exec(context.Background(), sql, tenantID, id); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return id
+}
+
+func notice(n int) transcript.Row {
+	return transcript.Row{Type: transcript.Notice, Body: transcript.NoticeBody{Code: "test", Text: fmt.Sprint(n)}}
+}
+
+func said(r transcript.Stored) string {
+	var b transcript.NoticeBody
+	if json.Unmarshal(r.Body, &b) != nil {
+		return string(r.Body)
+	}
+	return b.Text
+}
+
+// collect follows until it has n rows.
+func collect(t *testing.T, p *process, q stream.Query, n int) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var got []string
+	last := q.After
+	for item, err := range p.reader.Follow(ctx, q) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if item.Kind == stream.Row {
+			if item.Event.Seq <= last {
+				t.Fatalf("row %d came after %d", item.Event.Seq, last)
+			}
+			last = item.Event.Seq
+			got = append(got, said(item.Event))
+		}
+		if len(got) == n {
+			return got
+		}
+	}
+	t.Fatalf("the stream ended after %d of %d rows: %v", len(got), n, ctx.Err())
+	return nil
+}
+
+func inOrder(t *testing.T, got []string, from int) {
+	t.Helper()
+	for i, g := range got {
+		if g != fmt.Sprint(from+i) {
+			t.Fatalf("row %d says %s in %v", i, g, got)
+		}
+	}
+}
+
+func TestReplayAndLiveGiveEveryRowOnceInOrder(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	ctx := context.Background()
+	const before, after = 700, 300 // more than one page
+	for i := range before {
+		if err := p.writer.Queue(ctx, tenantID, id, notice(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.writer.Sync(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range after {
+			if _, err := p.writer.Append(ctx, tenantID, id, notice(before+i)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	got := collect(t, p, stream.Query{TenantID: tenantID, ConversationID: id, Wait: true}, before+after)
+	inOrder(t, got, 0)
+	wg.Wait()
+	// Rows that were written while nobody followed come when somebody does.
+	inOrder(t, collect(t, p, stream.Query{TenantID: tenantID, ConversationID: id, After: 990, Wait: true}, 10), 990)
+}
+
+// Two servers write one conversation at once and a third follows: sequence order is commit order, so no row is passed
+// over by a cursor.
+func TestTwoServersWriteOneConversationAndAThirdMissesNothing(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	a, b, c := newProcess(t, d), newProcess(t, d), newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	const each = 200
+	var wg sync.WaitGroup
+	for _, p := range []*process{a, b} {
+		wg.Go(func() {
+			for i := range each {
+				if _, err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	got := collect(t, c, stream.Query{TenantID: tenantID, ConversationID: id, Wait: true}, 2*each)
+	wg.Wait()
+	seen := map[string]int{}
+	for _, g := range got {
+		seen[g]++
+	}
+	for i := range each {
+		if seen[fmt.Sprint(i)] != 2 {
+			t.Fatalf("row %d came %d times", i, seen[fmt.Sprint(i)])
+		}
+	}
+}
+
+func TestALostListenConnectionLosesNothing(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	writer, reader := newProcess(t, d), newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	owner := d.Owner(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	n := 0
+	for item, err := range reader.reader.Follow(ctx, stream.Query{TenantID: tenantID, ConversationID: id, Wait: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if item.Kind != stream.Open && item.Kind != stream.Row {
+			continue
+		}
+		if n == 3 {
+			return
+		}
+		// Cut every listener, then write: the row is found when it listens again, long before a heartbeat.
+		if _, err := owner.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where query like 'listen %' and datname = current_database()"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := writer.writer.Append(ctx, tenantID, id, notice(n)); err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	t.Fatalf("the stream ended after %d rows", n)
+}
+
+func TestALockedConversationHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	stuck := conversation(t, d, tenantID)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	owner := d.Owner(t)
+	tx, err := owner.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, "select 1 from conversation_heads where conversation_id = $1 for update", stuck); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		if err := p.writer.Queue(ctx, tenantID, stuck, notice(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 8 { // some share the stuck one's writer
+		id := conversation(t, d, tenantID)
+		if _, err := p.writer.Append(ctx, tenantID, id, notice(0)); err != nil {
+			t.Fatalf("beside a locked conversation: %v", err)
+		}
+	}
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.writer.Sync(ctx, stuck); err != nil {
+		t.Fatal(err)
+	}
+	inOrder(t, collect(t, p, stream.Query{TenantID: tenantID, ConversationID: stuck, Wait: true}, 5), 0)
+}
+
+func TestARefusedRowTakesNoOtherWithIt(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	id, other := conversation(t, d, tenantID), conversation(t, d, tenantID)
+	ctx := context.Background()
+	stale := errors.New("another owner")
+	bad := notice(0)
+	bad.Within = func(context.Context, db.Tx) error { return stale }
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			if _, err := p.writer.Append(ctx, tenantID, other, notice(i)); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			if _, err := p.writer.Append(ctx, tenantID, id, bad); !errors.Is(err, stale) {
+				t.Errorf("a fenced row answered %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	rows, more, err := p.reader.List(ctx, stream.Query{TenantID: tenantID, ConversationID: id}, 10)
+	if err != nil || len(rows) != 0 || more {
+		t.Fatalf("%d rows, more %v, %v", len(rows), more, err)
+	}
+	if _, err := p.writer.Append(ctx, tenantID, uuid.New(), notice(0)); err == nil {
+		t.Fatal("a row of a conversation that is not there was taken")
+	}
+}
+
+func TestChunksOfOneMessageAreJoinedAndKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	ctx := context.Background()
+	chunk := func(message, text string) {
+		t.Helper()
+		if err := p.writer.Queue(ctx, tenantID, id, transcript.Row{Type: transcript.Message, Body: transcript.MessageBody{MessageID: message, Text: text}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var want strings.Builder
+	for i := range 400 {
+		s := fmt.Sprintf("%d ", i)
+		want.WriteString(s)
+		chunk("a", s)
+	}
+	chunk("b", "other")
+	if _, err := p.writer.Append(ctx, tenantID, id, notice(1)); err != nil {
+		t.Fatal(err)
+	}
+	rows, _, err := p.reader.List(ctx, stream.Query{TenantID: tenantID, ConversationID: id}, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	for _, r := range rows[:len(rows)-2] {
+		var b transcript.MessageBody
+		if err := json.Unmarshal(r.Body, &b); err != nil || b.MessageID != "a" {
+			t.Fatalf("%s, %v", r.Body, err)
+		}
+		got.WriteString(b.Text)
+	}
+	if got.String() != want.String() {
+		t.Fatalf("the pieces are %q", got.String())
+	}
+	if len(rows) > 200 {
+		t.Fatalf("400 chunks at once made %d rows", len(rows))
+	}
+	if rows[len(rows)-2].Type != transcript.Message || rows[len(rows)-1].Type != transcript.Notice {
+		t.Fatal("a queued chunk came after the row that was appended after it")
+	}
+}
+
+func TestNULInABodyIsStoredAsItsPictureAndNothingElseChanges(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	if _, err := p.writer.Append(context.Background(), tenantID, id, transcript.Row{Type: transcript.Notice, Body: transcript.NoticeBody{Text: "a\x00b \\u0000 🙂"}}); err != nil {
+		t.Fatal(err)
+	}
+	rows, _, err := p.reader.List(context.Background(), stream.Query{TenantID: tenantID, ConversationID: id}, 1)
+	if err != nil || said(rows[0]) != "a\u2400b \\u0000 🙂" {
+		t.Fatalf("%+v, %v", rows, err)
+	}
+}
+
+func TestAFilterGivesTheSameRowsInListsReplayAndLive(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	ctx := context.Background()
+	write := func() {
+		for i := range 3 {
+			rows := []transcript.Row{
+				notice(i),
+				{Type: transcript.ToolOutput, Body: transcript.ToolOutputBody{ID: "t", Stream: "stderr", Text: fmt.Sprint(i)}},
+				{Type: transcript.Message, Body: transcript.MessageBody{Text: fmt.Sprint(i)}},
+			}
+			if _, err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write()
+	for name, q := range map[string]stream.Query{
+		"types":   {Types: []string{transcript.Notice}},
+		"streams": {Streams: []string{"stderr"}},
+		"unknown": {Streams: []string{"nothing"}},
+	} {
+		q.TenantID, q.ConversationID = tenantID, id
+		list, _, err := p.reader.List(ctx, q, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := 3
+		if name == "unknown" {
+			want = 0
+		}
+		replay := 0
+		for item, err := range p.reader.Follow(ctx, q) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if item.Kind == stream.Row {
+				replay++
+			}
+		}
+		if len(list) != want || replay != want {
+			t.Errorf("%s: list %d, replay %d, want %d", name, len(list), replay, want)
+		}
+	}
+	live := make(chan []string)
+	opened := make(chan struct{})
+	go func() {
+		var got []string
+		for item, err := range p.reader.Follow(ctx, stream.Query{TenantID: tenantID, ConversationID: id, After: 9, Types: []string{transcript.Notice}, Wait: true}) {
+			if err != nil {
+				t.Error(err)
+				break
+			}
+			if item.Kind == stream.Open {
+				close(opened)
+			}
+			if item.Kind == stream.Row {
+				if got = append(got, said(item.Event)); len(got) == 3 {
+					break
+				}
+			}
+		}
+		live <- got
+	}()
+	<-opened
+	write()
+	inOrder(t, <-live, 0)
+}
+
+func TestAForeignConversationOrCursorShowsNothing(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	mine, theirs := d.Account(t), d.Account(t)
+	id, other := conversation(t, d, mine), conversation(t, d, mine)
+	foreign := conversation(t, d, theirs)
+	ctx := context.Background()
+	for _, c := range []uuid.UUID{id, other} {
+		for i := range 3 {
+			if _, err := p.writer.Append(ctx, mine, c, notice(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, err := range p.reader.Follow(ctx, stream.Query{TenantID: mine, ConversationID: foreign, Wait: true}) {
+		if !refusal.Is(err, refusal.NotFound) {
+			t.Fatalf("another account's conversation answered %v", err)
+		}
+	}
+	var kinds []stream.Kind
+	var got []string
+	for item, err := range p.reader.Follow(ctx, stream.Query{TenantID: mine, ConversationID: id, After: 999}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds = append(kinds, item.Kind)
+		if item.Kind == stream.Row {
+			got = append(got, said(item.Event))
+		}
+	}
+	if kinds[0] != stream.Reset || len(got) != 3 {
+		t.Fatalf("a cursor beyond the end gave %v with %v", kinds, got)
+	}
+}
+
+func TestAStreamEndsWhenItsConversationHasEnded(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	ended := false
+	for item, err := range p.reader.Follow(ctx, stream.Query{TenantID: tenantID, ConversationID: id, Wait: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch item.Kind {
+		case stream.Open:
+			err := p.InTenant(ctx, tenantID, func(tx db.Tx) error {
+				if err := tx.Exec(ctx, "update conversations set status = 'terminated' where id = $1", id); err != nil {
+					return err
+				}
+				_, err := p.writer.AppendTx(ctx, tx, tenantID, id, transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "terminate", State: "done"}})
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.hub.Conversation(tenantID, id)
+		case stream.End:
+			ended = true
+		}
+	}
+	if !ended {
+		t.Fatal("the stream stopped without saying end")
+	}
+}
+
+func TestTheAccountsStreamResumesAndBeginsNowWithoutACursor(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p, q := newProcess(t, d), newProcess(t, d)
+	tenantID := d.Account(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	account := stream.NewAccount(p.hub)
+	write := func(n int) {
+		var pending stream.Pending
+		err := p.InTenant(ctx, tenantID, func(tx db.Tx) (err error) {
+			pending, err = account.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.WorkspaceStatus, Body: map[string]int{"n": n}})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pending.Announce()
+	}
+	write(1)
+	write(2)
+	for item, err := range q.reader.FollowAccount(ctx, tenantID, stream.FromNow, true) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if item.Kind == stream.Open {
+			write(3)
+		}
+		if item.Kind == stream.Row {
+			if string(item.Account.Body) != `{"n": 3}` {
+				t.Fatalf("%s", item.Account.Body)
+			}
+			break
+		}
+	}
+	var got []string
+	for item, err := range q.reader.FollowAccount(ctx, tenantID, 1, false) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if item.Kind == stream.Row {
+			got = append(got, string(item.Account.Body))
+		}
+	}
+	if strings.Join(got, " ") != `{"n": 2} {"n": 3}` {
+		t.Fatalf("%v", got)
+	}
+}
+
+// serve is an SSE endpoint as the edge has them.
+func serve(tb testing.TB, p *process, tenantID, id uuid.UUID) *httptest.Server {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		items := p.reader.Follow(r.Context(), stream.Query{TenantID: tenantID, ConversationID: id, After: stream.Cursor(r, 0), Wait: true})
+		if err := stream.ServeSSE(w, r, items, func(i stream.Item) (stream.Frame, bool, error) {
+			return stream.Frame{ID: i.Event.Seq, Event: "output", Data: []byte(said(i.Event))}, true, nil
+		}); err != nil {
+			http.Error(w, err.Error(), 500)
+		}
+	}))
+	tb.Cleanup(srv.Close)
+	return srv
+}
+
+// A client that is cut again and again, by header and by query, sees every row once.
+func TestACutHTTPStreamResumesByHeaderAndByQuery(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	srv := serve(t, p, tenantID, id)
+	const total = 60
+	go func() {
+		for i := range total {
+			if _, err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	last := ""
+	var got []string
+	for round := 0; len(got) < total; round++ {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		url := srv.URL
+		if last != "" && round%2 == 0 {
+			url += "?after=" + last
+		}
+		req, _ := http.NewRequestWithContext(ctx, "GET", url, nil)
+		if last != "" && round%2 == 1 {
+			req.Header.Set("Last-Event-ID", last)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range map[string]string{"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no", "Content-Encoding": ""} {
+			if resp.Header.Get(name) != want {
+				t.Fatalf("%s is %q", name, resp.Header.Get(name))
+			}
+		}
+		sc := bufio.NewScanner(resp.Body)
+		for n := 0; n < 7 && len(got) < total && sc.Scan(); {
+			if s, ok := strings.CutPrefix(sc.Text(), "id: "); ok {
+				last = s
+			}
+			if s, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+				got = append(got, s)
+				n++
+			}
+		}
+		cancel()
+		resp.Body.Close()
+	}
+	inOrder(t, got, 0)
+}
+
+func TestSetupLinesAreCutIntoEventsAndWhatIsLeftOutIsCounted(t *testing.T) {
+	t.Parallel()
+	text := strings.Repeat("0123456789abcde\n", 4096) // 64 KiB
+	batches, dropped := stream.Lines(text, 4)
+	n := 0
+	for _, b := range batches {
+		size := 0
+		for _, l := range b {
+			size += len(l)
+			n += len(l) + 1
+		}
+		if size > stream.MaxLines {
+			t.Fatalf("a batch of %d bytes", size)
+		}
+	}
+	if int64(n)+dropped != int64(len(text)) || dropped == 0 {
+		t.Fatalf("%d shown, %d dropped of %d", n, dropped, len(text))
+	}
+	if b, d := stream.Lines("a\nb\n", 4); d != 0 || len(b) != 1 || strings.Join(b[0], "|") != "a|b" {
+		t.Fatalf("%q %d", b, d)
+	}
+}
