@@ -37,7 +37,7 @@ where tenant_id = app_tenant() and id = @id;
 -- name: WakeMachine :execrows
 -- A parked machine counts as running from here on.
 update machines set status = 'starting', transition = 'waking', error = null, updated_at = now()
-where tenant_id = app_tenant() and id = @id and status in ('ready', 'suspended');
+where tenant_id = app_tenant() and id = @id and status in ('starting', 'suspended');
 
 -- name: ParkMachine :execrows
 update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now()
@@ -72,3 +72,12 @@ select running_machines();
 -- name: LockFleet :exec
 -- One decision about the fleet's ceiling at a time.
 select pg_advisory_xact_lock(hashtextextended('fleet', 0));
+
+-- name: FailMachine :exec
+-- The machine of a setup that failed, also when it could not be destroyed yet.
+update machines set status = 'failed', ended_at = coalesce(ended_at, now()), updated_at = now()
+where tenant_id = app_tenant() and id = @id;
+
+-- name: WorkspaceOfMachine :one
+-- The workspace whose current machine it is.
+select w.id from workspaces w where w.tenant_id = app_tenant() and w.machine_id = @machine_id::uuid and w.status <> 'deleted';

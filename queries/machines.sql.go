@@ -54,6 +54,17 @@ func (q *Queries) EndMachine(ctx context.Context, arg EndMachineParams) error {
 	return err
 }
 
+const failMachine = `-- name: FailMachine :exec
+update machines set status = 'failed', ended_at = coalesce(ended_at, now()), updated_at = now()
+where tenant_id = app_tenant() and id = $1
+`
+
+// The machine of a setup that failed, also when it could not be destroyed yet.
+func (q *Queries) FailMachine(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, failMachine, id)
+	return err
+}
+
 const insertMachine = `-- name: InsertMachine :exec
 insert into machines (tenant_id, id, workspace_id, provider, status, transition)
 values (app_tenant(), $1, $2, $3, 'pending', 'provisioning')
@@ -305,7 +316,7 @@ func (q *Queries) StartMachine(ctx context.Context, arg StartMachineParams) erro
 
 const wakeMachine = `-- name: WakeMachine :execrows
 update machines set status = 'starting', transition = 'waking', error = null, updated_at = now()
-where tenant_id = app_tenant() and id = $1 and status in ('ready', 'suspended')
+where tenant_id = app_tenant() and id = $1 and status in ('starting', 'suspended')
 `
 
 // A parked machine counts as running from here on.
@@ -315,4 +326,16 @@ func (q *Queries) WakeMachine(ctx context.Context, id uuid.UUID) (int64, error) 
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const workspaceOfMachine = `-- name: WorkspaceOfMachine :one
+select w.id from workspaces w where w.tenant_id = app_tenant() and w.machine_id = $1::uuid and w.status <> 'deleted'
+`
+
+// The workspace whose current machine it is.
+func (q *Queries) WorkspaceOfMachine(ctx context.Context, machineID uuid.UUID) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, workspaceOfMachine, machineID)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
 }

@@ -108,6 +108,9 @@ func New(d *db.DB, o Options, onChange OnChange) *Service {
 // Host is the id of this server's host.
 func (s *Service) Host() uuid.UUID { return s.o.Host }
 
+// Limits are those of new machines.
+func (s *Service) Limits() sandbox.Limits { return s.o.Limits }
+
 // Providers lists the enabled providers by name, the default one first.
 func (s *Service) Providers() []string {
 	names := slices.Sorted(maps.Keys(s.o.Providers))

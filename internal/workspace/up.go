@@ -1,0 +1,322 @@
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/internal/broker"
+	"managoat/internal/environment"
+	"managoat/internal/machine"
+	"managoat/internal/machine/operation"
+	"managoat/internal/refusal"
+	"managoat/internal/secret"
+	"managoat/queries"
+	"managoat/sandbox/guest"
+)
+
+// lookEvery is how often somebody who waits looks at the rows: what another server does is seen no later.
+const lookEvery = 500 * time.Millisecond
+
+// Up is a workspace whose machine is up, and what a conversation on it starts with: the environment and the secrets as
+// they are now, not as the machine was built.
+type Up struct {
+	WorkspaceID  uuid.UUID
+	Implicit     bool
+	MachineID    uuid.UUID
+	ReadyAt      time.Time // when its setup ended: a conversation that knew another machine sees that this one is new
+	Guest        *guest.Client
+	Env          *environment.Environment
+	Vars         map[string]string       // the environment's variables
+	Trust        map[string]string       // variables that make programs read the machine's certificates
+	Registries   map[string]string       // variables that name the operator's package registries
+	Secrets      map[string]secret.Value // the vault's win
+	Policy       broker.Policy           // networking as it is now
+	Repositories []string                // mount paths
+}
+
+// Waiting is what Ensure waits for.
+type Waiting struct {
+	For  string // "setup" or "machine"
+	Step string // of the setup
+}
+
+// Ensure returns when the workspace's machine is up. It waits for a setup that runs, starts one for a workspace that
+// failed or whose machine was lost, and starts a machine that is parked; what several callers need at once happens once.
+// A setup that fails is the refusal setup_failed. progress may be nil.
+func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress func(Waiting)) (*Up, error) {
+	if progress == nil {
+		progress = func(Waiting) {}
+	}
+	var joined uuid.UUID // the setup this call waited for
+	var last Waiting
+	report := func(w Waiting) {
+		if w != last {
+			last = w
+			progress(w)
+		}
+	}
+	asked := false // the provider, about a machine that does not answer
+	for {
+		changed := s.changes(id)
+		row, err := s.current(ctx, tenantID, id)
+		if err != nil {
+			return nil, err
+		}
+		status := machine.Status(row.m.Status)
+		switch {
+		case Status(row.w.Status) == Provisioning:
+			joined = *row.w.SetupID
+			report(Waiting{For: "setup", Step: row.w.SetupStep})
+			if err := wait(ctx, changed); err != nil {
+				return nil, err
+			}
+		case Status(row.w.Status) == Failed && *row.w.SetupID == joined:
+			return nil, setupFailed(row.w)
+		case Status(row.w.Status) == Failed, status == machine.Lost && joined == uuid.Nil:
+			if joined, err = s.again(ctx, tenantID, id); err != nil {
+				return nil, err
+			}
+		case status == machine.Lost:
+			return nil, refusal.New(refusal.SandboxUnreachable, "The machine was lost again, right after it was built anew. The next prompt builds another.").RetryAfter(lookEvery)
+		case status == machine.Suspended || status == machine.Starting:
+			report(Waiting{For: "machine"})
+			if err := s.wake(ctx, tenantID, id); err != nil {
+				return nil, err
+			}
+		case status == machine.Ready:
+			up, err := s.up(ctx, tenantID, row)
+			if err == nil || asked || ctx.Err() != nil {
+				return up, err
+			}
+			// It does not answer: stopped, gone, or just out of reach? The provider knows.
+			asked = true
+			if err := s.o.Machines.Found(ctx, tenantID, row.m.ID); err != nil {
+				return nil, machine.Unreachable(err)
+			}
+		default:
+			return nil, fmt.Errorf("workspace %s is ready and its machine %s", id, status)
+		}
+	}
+}
+
+// Peek is Ensure for what only looks: it waits for nothing and starts nothing. A machine that is not up is the refusal
+// sandbox_not_ready with its status.
+func (s *Service) Peek(ctx context.Context, tenantID, id uuid.UUID) (*Up, error) {
+	row, err := s.row(ctx, s.db.Tenant(tenantID), id)
+	if err != nil {
+		return nil, err
+	}
+	status := machine.Status(row.m.Status)
+	_, err = s.o.Machines.Provider(row.w.Provider)
+	if err != nil || Status(row.w.Status) != Ready || status != machine.Ready {
+		return nil, machine.NotReady(status)
+	}
+	up, err := s.up(ctx, tenantID, row)
+	if err == nil || ctx.Err() != nil {
+		return up, err
+	}
+	if found := s.o.Machines.Found(ctx, tenantID, row.m.ID); found == nil {
+		if now, err := s.row(ctx, s.db.Tenant(tenantID), id); err == nil && machine.Status(now.m.Status) != machine.Ready {
+			return nil, machine.NotReady(machine.Status(now.m.Status))
+		}
+	}
+	return nil, err
+}
+
+// current reads the workspace for a prompt. No prompt runs on a provider that is disabled, even when the machine is up.
+func (s *Service) current(ctx context.Context, tenantID, id uuid.UUID) (row3, error) {
+	row, err := s.row(ctx, s.db.Tenant(tenantID), id)
+	if refusal.Is(err, refusal.NotFound) {
+		return row, refusal.New(refusal.WorkspaceNotFound, "The workspace was deleted.")
+	}
+	if err != nil {
+		return row, err
+	}
+	if Status(row.w.Status) == Deleting {
+		return row, refusal.New(refusal.WorkspaceDeleting, "The workspace is being deleted.")
+	}
+	_, err = s.o.Machines.Provider(row.w.Provider)
+	return row, err
+}
+
+func wait(ctx context.Context, changed <-chan struct{}) error {
+	timer := time.NewTimer(lookEvery)
+	defer timer.Stop()
+	select {
+	case <-changed:
+	case <-timer.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// setupFailed is the refusal of everything that waited for a setup that failed.
+func setupFailed(w queries.Workspace) error {
+	var e SetupError
+	if err := json.Unmarshal(w.Error, &e); err != nil {
+		return fmt.Errorf("read why the setup of workspace %s failed: %w", w.ID, err)
+	}
+	r := refusal.New(refusal.SetupFailed, "The workspace's setup failed in its step %s. %s", e.Step, e.Message).
+		With("step", e.Step).With("output_tail", e.OutputTail).With("exit_code", e.ExitCode)
+	if e.Signal != "" {
+		r = r.With("signal", e.Signal)
+	}
+	return r
+}
+
+// again starts a setup for a workspace that failed or lost its machine, or joins the one that somebody else just
+// started.
+func (s *Service) again(ctx context.Context, tenantID, id uuid.UUID) (setupID uuid.UUID, err error) {
+	after := func() {}
+	err = s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
+		w, err := lock(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		m, err := tx.Machine(ctx, *w.MachineID)
+		if err != nil {
+			return fmt.Errorf("read the machine: %w", err)
+		}
+		if Status(w.Status) != Failed && !(Status(w.Status) == Ready && machine.Status(m.Status) == machine.Lost) {
+			return nil // somebody was faster; the caller looks again
+		}
+		setupID, after, err = s.begin(ctx, tx, w)
+		return err
+	})
+	if err == nil {
+		after()
+	}
+	return setupID, err
+}
+
+// wake starts a parked machine, or joins what is under way with it, and returns when that has ended.
+func (s *Service) wake(ctx context.Context, tenantID, id uuid.UUID) error {
+	opID := uuid.Must(uuid.NewV7())
+	after := func() {}
+	err := s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
+		w, err := lock(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if open, err := tx.OpenMachineOperation(ctx, id); err == nil {
+			opID = open.ID
+			return nil
+		} else if !db.NotFound(err) {
+			return fmt.Errorf("look for what is under way: %w", err)
+		}
+		m, err := tx.LockMachine(ctx, *w.MachineID)
+		if err != nil {
+			return fmt.Errorf("lock the machine: %w", err)
+		}
+		switch machine.Status(m.Status) {
+		case machine.Suspended:
+			if err := s.o.Machines.Admit(ctx, tx, tenantID); err != nil {
+				return err
+			}
+		case machine.Starting: // counted already, and nobody is at it
+		default:
+			opID = uuid.Nil // it is up already, or lost: the caller looks again
+			return nil
+		}
+		if _, err := tx.WakeMachine(ctx, m.ID); err != nil {
+			return fmt.Errorf("wake the machine: %w", err)
+		}
+		ref, err := operation.Insert(ctx, tx, tenantID, opID, operation.Wake, id, m.ID, nil)
+		if err != nil {
+			return err
+		}
+		announce, err := s.statusEvent(ctx, tx, tenantID, id)
+		if err != nil {
+			return err
+		}
+		after = func() {
+			announce()
+			s.o.Operations.Wake(ref)
+		}
+		return nil
+	})
+	if err != nil || opID == uuid.Nil {
+		return err
+	}
+	after()
+	for {
+		changed := s.changes(id)
+		op, err := s.db.Tenant(tenantID).Operation(ctx, opID)
+		if err != nil {
+			return fmt.Errorf("read what is under way: %w", err)
+		}
+		switch op.State {
+		case "pending", "running":
+		case "failed":
+			return wakeFailed(op)
+		default:
+			return nil
+		}
+		if err := wait(ctx, changed); err != nil {
+			return err
+		}
+	}
+}
+
+// wakeFailed is the refusal of what waited for a machine that did not start. A lost one is not an error here: the caller
+// builds another.
+func wakeFailed(op queries.Operation) error {
+	var cause struct{ Code, Message string }
+	if err := json.Unmarshal(op.Error, &cause); err != nil {
+		return fmt.Errorf("read why operation %s failed: %w", op.ID, err)
+	}
+	if op.Kind != string(operation.Wake) || cause.Code == "not_found" || cause.Code == "broken" {
+		return nil
+	}
+	return refusal.New(refusal.SandboxUnreachable, "The machine did not start (%s). %s Its disk is untouched.", cause.Code, cause.Message).RetryAfter(10 * time.Second)
+}
+
+// up connects to a machine that is ready and reads what a conversation on it starts with.
+func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row row3) (*Up, error) {
+	client, err := s.o.Machines.Connect(ctx, tenantID, row.m.ID)
+	if err != nil {
+		if _, ok := refusal.As(err); ok || errors.Is(err, context.Canceled) {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w (%w)", machine.Unreachable(err), err)
+	}
+	env, err := readEnvironment(ctx, s.db.Tenant(tenantID), row.w.EnvironmentID)
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := s.secrets(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
+	if err != nil {
+		return nil, err
+	}
+	up := &Up{
+		WorkspaceID: row.w.ID, Implicit: row.w.Implicit, MachineID: row.m.ID, Guest: client, Env: &env, Vars: maps.Clone(env.EnvVars),
+		Trust: TrustEnv(), Registries: s.registries(), Secrets: secrets, Policy: policyOf(env), Repositories: []string{},
+	}
+	if row.m.ReadyAt != nil {
+		up.ReadyAt = *row.m.ReadyAt
+	}
+	for _, repo := range env.Repositories {
+		up.Repositories = append(up.Repositories, repo.MountPath)
+	}
+	return up, nil
+}
+
+// OfMachine names the workspace whose current machine it is.
+func (s *Service) OfMachine(ctx context.Context, tenantID, machineID uuid.UUID) (uuid.UUID, error) {
+	id, err := s.db.Tenant(tenantID).WorkspaceOfMachine(ctx, machineID)
+	if db.NotFound(err) {
+		return uuid.Nil, refusal.NotFoundError()
+	}
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("look for the machine's workspace: %w", err)
+	}
+	return id, nil
+}

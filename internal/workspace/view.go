@@ -1,0 +1,221 @@
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/internal/environment"
+	"managoat/internal/machine"
+	"managoat/internal/refusal"
+	"managoat/internal/stream"
+	"managoat/queries"
+)
+
+// row3 is a workspace with its machine, and why what is under way waits.
+type row3 struct {
+	w       queries.Workspace
+	m       queries.Machine
+	waiting string
+}
+
+func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (row3, error) {
+	r, err := q.Workspace(ctx, id)
+	if db.NotFound(err) || err == nil && Status(r.Workspace.Status) == Deleted {
+		return row3{}, refusal.NotFoundError()
+	}
+	if err != nil {
+		return row3{}, fmt.Errorf("read the workspace: %w", err)
+	}
+	return row3{r.Workspace, r.Machine, r.Waiting}, nil
+}
+
+// views shows rows with what others know of them: the environment as it is now, the conversations.
+func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []row3) ([]Workspace, error) {
+	ids := make([]uuid.UUID, len(rows))
+	digests := map[uuid.UUID]map[string]string{}
+	q := s.db.Tenant(tenantID)
+	for i, r := range rows {
+		ids[i] = r.w.ID
+		if id := r.w.EnvironmentID; id != nil && digests[*id] == nil {
+			env, err := readEnvironment(ctx, q, id)
+			if err != nil {
+				return nil, err
+			}
+			digests[*id] = environment.Digests(env)
+		}
+	}
+	counts, err := s.o.Occupants.ConversationCounts(ctx, tenantID, ids)
+	if err != nil {
+		return nil, fmt.Errorf("count the conversations: %w", err)
+	}
+	out := make([]Workspace, len(rows))
+	for i, r := range rows {
+		var now map[string]string
+		if r.w.EnvironmentID != nil {
+			now = digests[*r.w.EnvironmentID]
+		}
+		if out[i], err = view(r, now); err != nil {
+			return nil, err
+		}
+		out[i].ConversationCount = counts[r.w.ID]
+	}
+	return out, nil
+}
+
+// view shows one row. now are the digests of its environment as it is.
+func view(r row3, now map[string]string) (Workspace, error) {
+	w := Workspace{
+		ID: r.w.ID, Name: r.w.Name, Implicit: r.w.Implicit, EnvironmentID: r.w.EnvironmentID, VaultID: r.w.VaultID,
+		SandboxProvider: r.w.Provider, SandboxID: r.w.MachineID, Status: Status(r.w.Status), MachineStatus: machine.Status(r.m.Status),
+		SetupID: *r.w.SetupID, SetupStep: r.w.SetupStep, ChangedFields: []string{}, DiskBytes: r.m.DiskBytes, Transition: r.m.Transition,
+		WaitingReason: r.waiting, Metadata: map[string]any{}, LastActiveAt: r.w.LastActiveAt, CreatedAt: r.w.CreatedAt, UpdatedAt: r.w.UpdatedAt,
+	}
+	for _, c := range []struct {
+		stored json.RawMessage
+		into   any
+	}{{r.w.Error, &w.Error}, {r.m.Base, &w.Base}, {r.w.Metadata, &w.Metadata}} {
+		if len(c.stored) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(c.stored, c.into); err != nil {
+			return Workspace{}, fmt.Errorf("read the workspace %s: %w", r.w.ID, err)
+		}
+	}
+	if w.Status == Ready && r.w.EnvironmentID != nil {
+		var built map[string]string
+		if err := json.Unmarshal(r.m.Built, &built); err != nil {
+			return Workspace{}, fmt.Errorf("read what machine %s was built from: %w", r.m.ID, err)
+		}
+		w.ChangedFields = environment.ChangedFields(built, now)
+		w.Stale = len(w.ChangedFields) > 0
+	}
+	return w, nil
+}
+
+// readEnvironment reads an environment through the given queries, so that a transaction sees its own changes. nil is a
+// machine made from nothing but the base.
+func readEnvironment(ctx context.Context, q *queries.Queries, id *uuid.UUID) (environment.Environment, error) {
+	if id == nil {
+		return environment.Environment{Input: environment.New()}, nil
+	}
+	row, err := q.Environment(ctx, *id)
+	if err != nil {
+		return environment.Environment{}, fmt.Errorf("read the environment %s: %w", *id, err)
+	}
+	r := row.Environment
+	e := environment.Environment{ID: r.ID, Input: environment.Input{
+		Name: r.Name, SetupScript: r.SetupScript, SetupTimeoutSeconds: int(r.SetupTimeoutSeconds), NetworkingType: r.NetworkingType,
+	}}
+	for _, c := range []struct {
+		stored json.RawMessage
+		into   any
+	}{{r.Packages, &e.Packages}, {r.EnvVars, &e.EnvVars}, {r.NetworkingConfig, &e.NetworkingConfig}, {r.Repositories, &e.Repositories}} {
+		if err := json.Unmarshal(c.stored, c.into); err != nil {
+			return environment.Environment{}, fmt.Errorf("read the environment %s: %w", r.ID, err)
+		}
+	}
+	return e, nil
+}
+
+// StatusBody is the body of a workspace.status event.
+type StatusBody struct {
+	WorkspaceID   uuid.UUID      `json:"workspace_id"`
+	Implicit      bool           `json:"implicit"`
+	Status        Status         `json:"status"` // deleted once the machine is gone
+	MachineStatus machine.Status `json:"machine_status"`
+	SetupStep     string         `json:"setup_step"`
+	Stale         bool           `json:"stale"`
+	ChangedFields []string       `json:"changed_fields"`
+	Error         *SetupError    `json:"error,omitempty"`
+}
+
+// statusEvent puts the status of a workspace, as tx leaves it, on the account's stream. announce is run after the commit.
+func (s *Service) statusEvent(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) (announce func(), err error) {
+	r, err := tx.Workspace(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("read the workspace: %w", err)
+	}
+	env, err := readEnvironment(ctx, tx.Queries, r.Workspace.EnvironmentID)
+	if err != nil {
+		return nil, err
+	}
+	return s.appendStatus(ctx, tx, tenantID, row3{r.Workspace, r.Machine, r.Waiting}, environment.Digests(env))
+}
+
+func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID, r row3, now map[string]string) (func(), error) {
+	w, err := view(r, now)
+	if err != nil {
+		return nil, err
+	}
+	pending, err := s.o.Stream.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.WorkspaceStatus, WorkspaceID: &w.ID, Body: StatusBody{
+		WorkspaceID: w.ID, Implicit: w.Implicit, Status: w.Status, MachineStatus: w.MachineStatus, SetupStep: w.SetupStep, Stale: w.Stale,
+		ChangedFields: w.ChangedFields, Error: w.Error,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("tell of the workspace's status: %w", err)
+	}
+	return func() {
+		pending.Announce()
+		s.notify(w.ID)
+	}, nil
+}
+
+// MachineChanged is machine.OnChange: what changes a machine changes its workspace's status.
+func (s *Service) MachineChanged(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) (func(), error) {
+	return s.statusEvent(ctx, tx, tenantID, workspaceID)
+}
+
+// EnvironmentChanged is environment.OnChange: each edit of a built field is told of every ready workspace of the
+// environment, also when the field had changed before.
+func (s *Service) EnvironmentChanged(ctx context.Context, tx db.Tx, tenantID, environmentID uuid.UUID, _ []string) (func(), error) {
+	rows, err := tx.WorkspacesBuiltFrom(ctx, environmentID)
+	if err != nil {
+		return nil, fmt.Errorf("look for the environment's workspaces: %w", err)
+	}
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	env, err := readEnvironment(ctx, tx.Queries, &environmentID)
+	if err != nil {
+		return nil, err
+	}
+	now := environment.Digests(env)
+	var all []func()
+	for _, r := range rows {
+		announce, err := s.appendStatus(ctx, tx, tenantID, row3{r.Workspace, r.Machine, ""}, now)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, announce)
+	}
+	return func() {
+		for _, announce := range all {
+			announce()
+		}
+	}, nil
+}
+
+// changes returns a channel that is closed at the workspace's next change on this server.
+func (s *Service) changes(id uuid.UUID) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.changed[id]
+	if c == nil {
+		c = make(chan struct{})
+		s.changed[id] = c
+	}
+	return c
+}
+
+func (s *Service) notify(id uuid.UUID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.changed[id]; c != nil {
+		close(c)
+		delete(s.changed, id)
+	}
+}

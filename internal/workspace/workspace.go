@@ -1,0 +1,622 @@
+// Package workspace keeps machines that people build once and use for many conversations: their rows, their setup, and
+// the way from a conversation to a machine that is up.
+//
+// A workspace is the noun; the machine under it (package machine) may be replaced. Conversations are above: what a
+// workspace needs of them (turns that run, live credentials) it asks through Occupants.
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/internal/audit"
+	"managoat/internal/environment"
+	"managoat/internal/input"
+	"managoat/internal/machine"
+	"managoat/internal/machine/operation"
+	"managoat/internal/refusal"
+	"managoat/internal/secret"
+	"managoat/internal/stream"
+	"managoat/internal/tenant"
+	"managoat/internal/vault"
+	"managoat/queries"
+	"managoat/sandbox"
+)
+
+// Status of a workspace.
+type Status string
+
+// Statuses. Deleted is a row that conversations still name; the API does not know it.
+const (
+	Provisioning Status = "provisioning"
+	Ready        Status = "ready"
+	Failed       Status = "failed"
+	Deleting     Status = "deleting"
+	Deleted      Status = "deleted"
+)
+
+// Workspace is a workspace as it is shown.
+type Workspace struct {
+	ID                uuid.UUID      `json:"id"`
+	Name              string         `json:"name"`
+	Implicit          bool           `json:"implicit" doc:"a conversation's own, ended with it"`
+	EnvironmentID     *uuid.UUID     `json:"environment_id"`
+	VaultID           *uuid.UUID     `json:"vault_id"`
+	SandboxProvider   string         `json:"sandbox_provider"`
+	SandboxID         *uuid.UUID     `json:"sandbox_id" doc:"its current machine; a rebuild replaces it"`
+	Status            Status         `json:"status" enum:"provisioning,ready,failed,deleting"`
+	MachineStatus     machine.Status `json:"machine_status" enum:"pending,starting,ready,suspended,terminated,failed,lost"`
+	SetupID           uuid.UUID      `json:"setup_id" doc:"the running or the last setup"`
+	SetupStep         string         `json:"setup_step" doc:"the step that runs, or that failed"`
+	Error             *SetupError    `json:"error" doc:"why the last setup failed"`
+	Stale             bool           `json:"stale" doc:"the environment has changed since the machine was built"`
+	ChangedFields     []string       `json:"changed_fields" doc:"names of the environment's fields that changed"`
+	ConversationCount int            `json:"conversation_count"`
+	DiskBytes         int64          `json:"disk_bytes" doc:"what the machine wrote to its disk"`
+	Base              sandbox.Base   `json:"base" doc:"what the machine's root file system was made from"`
+	Transition        string         `json:"transition" doc:"provisioning, waking, destroying; empty when nothing is under way"`
+	WaitingReason     string         `json:"waiting_reason" doc:"why what is under way cannot go on now"`
+	Metadata          map[string]any `json:"metadata"`
+	LastActiveAt      time.Time      `json:"last_active_at"`
+	CreatedAt         time.Time      `json:"created_at"`
+	UpdatedAt         time.Time      `json:"updated_at"`
+}
+
+// SetupError says why a setup failed, redacted.
+type SetupError struct {
+	Step       string `json:"step"`
+	Message    string `json:"message"`
+	ExitCode   *int   `json:"exit_code"`
+	Signal     string `json:"signal"`
+	OutputTail string `json:"output_tail" doc:"the last lines of the step"`
+}
+
+// Occupants are the conversations of a workspace. Package conversation fills it.
+type Occupants interface {
+	// OpenTurns counts the turns that run and those that wait.
+	OpenTurns(ctx context.Context, tenantID, workspaceID uuid.UUID) (running, pending int, err error)
+	// TerminateAll ends every live conversation of a workspace. Ending none is success.
+	TerminateAll(ctx context.Context, actor tenant.Actor, workspaceID uuid.UUID) error
+	// LiveSecrets are the credentials that live conversations hold beside the environment's and the vault's.
+	LiveSecrets(ctx context.Context, tenantID, workspaceID uuid.UUID) ([]secret.Value, error)
+	// LiveDirs are the working directories of live conversations.
+	LiveDirs(ctx context.Context, tenantID, workspaceID uuid.UUID) ([]string, error)
+	// ConversationCounts counts the conversations that live in each of the workspaces.
+	ConversationCounts(ctx context.Context, tenantID uuid.UUID, workspaceIDs []uuid.UUID) (map[uuid.UUID]int, error)
+	// ImplicitStage puts what the setup of a conversation's own workspace does into its transcript.
+	ImplicitStage(ctx context.Context, tenantID, workspaceID uuid.UUID, e StageEvent) error
+}
+
+// Options of the service.
+type Options struct {
+	Machines     *machine.Service
+	Operations   *operation.Runner
+	Environments *environment.Service
+	Vaults       *vault.Service
+	Stream       *stream.Account
+	Occupants    Occupants
+
+	ExtraCA     []byte // PEM, trusted in every machine beside the public roots
+	AptSources  string // lines of sources.list; "": what the base has
+	NPMRegistry string // "": npm's own
+	PIPIndex    string // "": pip's own
+
+	Log *slog.Logger // nil: slog.Default()
+}
+
+// Service keeps the workspaces of every account.
+type Service struct {
+	db  *db.DB
+	o   Options
+	log *slog.Logger
+
+	mu      sync.Mutex
+	changed map[uuid.UUID]chan struct{} // by workspace: closed at its next change
+}
+
+// New makes the service and names the handlers of its operations.
+func New(d *db.DB, o Options) *Service {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	s := &Service{db: d, o: o, log: o.Log, changed: map[uuid.UUID]chan struct{}{}}
+	o.Operations.Handle(operation.Setup, s.setup)
+	o.Operations.Handle(operation.Wake, o.Machines.Wake)
+	o.Operations.Handle(operation.Destroy, s.destroy)
+	return s
+}
+
+// Run does the background work until ctx ends: operations, half-done deletes first.
+func (s *Service) Run(ctx context.Context) error {
+	deletes, err := s.db.Due(ctx, db.DueDeletes)
+	if err != nil {
+		return fmt.Errorf("look for half-done deletes: %w", err)
+	}
+	for _, ref := range deletes {
+		op, err := s.db.Tenant(ref.TenantID).OpenMachineOperation(ctx, ref.ID)
+		if err != nil {
+			s.log.Error("a half-done delete has no operation", "workspace", ref.ID, "error", err)
+			continue
+		}
+		s.o.Operations.Wake(db.Ref{TenantID: ref.TenantID, ID: op.ID})
+	}
+	return s.o.Operations.Run(ctx)
+}
+
+// CreateInput is what people write of a new workspace.
+type CreateInput struct {
+	Name            string         `json:"name"`
+	EnvironmentID   uuid.UUID      `json:"environment_id"`
+	VaultID         *uuid.UUID     `json:"vault_id"`
+	SandboxProvider string         `json:"sandbox_provider" doc:"default: the instance's"`
+	Metadata        map[string]any `json:"metadata"`
+}
+
+// Create makes a workspace and answers at once, while its machine is set up.
+func (s *Service) Create(ctx context.Context, actor tenant.Actor, in CreateInput) (Workspace, error) {
+	var v refusal.Validation
+	input.Name(&v, "name", &in.Name)
+	input.Metadata(&v, "metadata", &in.Metadata)
+	if err := v.Err(); err != nil {
+		return Workspace{}, err
+	}
+	var id uuid.UUID
+	after := func() {}
+	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) (err error) {
+		id, after, err = s.create(ctx, tx, actor, in, &in.EnvironmentID, false)
+		if err != nil {
+			return err
+		}
+		return audit.Write(ctx, tx, actor, audit.WorkspaceCreate, "workspace", id, "name", "environment_id", "vault_id", "sandbox_provider")
+	})
+	if err != nil {
+		return Workspace{}, fmt.Errorf("create a workspace: %w", err)
+	}
+	after()
+	return s.Get(ctx, actor, id)
+}
+
+// ImplicitInput is a conversation's own workspace.
+type ImplicitInput struct {
+	Name          string     // the conversation's title
+	EnvironmentID *uuid.UUID // nil: nothing but the base
+	VaultID       *uuid.UUID
+	Provider      string // "": the instance's
+}
+
+// CreateImplicitTx makes the workspace of a conversation that names none, in the conversation's transaction. after is
+// run after the commit.
+func (s *Service) CreateImplicitTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in ImplicitInput) (id uuid.UUID, after func(), err error) {
+	return s.create(ctx, tx, actor, CreateInput{Name: in.Name, VaultID: in.VaultID, SandboxProvider: in.Provider}, in.EnvironmentID, true)
+}
+
+func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in CreateInput, environmentID *uuid.UUID, implicit bool) (uuid.UUID, func(), error) {
+	if in.SandboxProvider == "" {
+		in.SandboxProvider = s.o.Machines.DefaultProvider()
+	}
+	provider, err := s.o.Machines.Provider(in.SandboxProvider)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	if environmentID != nil {
+		if err := environment.Hold(ctx, tx, *environmentID); err != nil {
+			return uuid.Nil, nil, err
+		}
+		env, err := readEnvironment(ctx, tx.Queries, environmentID)
+		if err != nil {
+			return uuid.Nil, nil, err
+		}
+		if err := able(ctx, provider, env); err != nil {
+			return uuid.Nil, nil, err
+		}
+	}
+	if in.VaultID != nil {
+		if err := vault.Hold(ctx, tx, *in.VaultID); err != nil {
+			return uuid.Nil, nil, err
+		}
+	}
+	metadata, err := json.Marshal(in.Metadata)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	if in.Metadata == nil {
+		metadata = json.RawMessage("{}")
+	}
+	id, setupID, machineID := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
+	_, err = tx.InsertWorkspace(ctx, queries.InsertWorkspaceParams{
+		ID: id, Name: in.Name, Implicit: implicit, EnvironmentID: environmentID, VaultID: in.VaultID, Provider: in.SandboxProvider,
+		MachineID: machineID, SetupID: setupID, Metadata: metadata,
+	})
+	if db.IsUnique(err, "workspaces_name") {
+		return uuid.Nil, nil, input.NameTaken("workspace", in.Name)
+	}
+	if err != nil {
+		return uuid.Nil, nil, fmt.Errorf("insert the workspace: %w", err)
+	}
+	ref, err := s.plan(ctx, tx, actor.TenantID, id, in.SandboxProvider, setupID, machineID)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	announce, err := s.statusEvent(ctx, tx, actor.TenantID, id)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	return id, func() {
+		announce()
+		s.o.Operations.Wake(ref)
+	}, nil
+}
+
+// able refuses what the provider can never do for this environment on this host.
+func able(ctx context.Context, provider sandbox.Provider, env environment.Environment) error {
+	p := env.Packages
+	if len(p.Apt)+len(p.Npm)+len(p.Pip) == 0 {
+		return nil
+	}
+	caps, err := provider.Capabilities(ctx)
+	if err != nil {
+		return machine.Unreachable(err)
+	}
+	if !caps.Root {
+		return refusal.New(refusal.ProviderUnable, "%s", noRoot(provider.Name())).With("provider", provider.Name())
+	}
+	return nil
+}
+
+func noRoot(provider string) string {
+	return fmt.Sprintf("The environment has packages, and machines of the provider %q on this host have no root user to install them with: run the server as root, or take the packages out of the environment.", provider)
+}
+
+// plan adds the machine and the operation of a setup, and the rows of its steps. It is the last of its transaction: the
+// quota is held from here.
+func (s *Service) plan(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, provider string, setupID, machineID uuid.UUID) (db.Ref, error) {
+	if err := tx.DeleteSetupSteps(ctx, id); err != nil {
+		return db.Ref{}, fmt.Errorf("clear the last setup: %w", err)
+	}
+	if err := tx.InsertSetupSteps(ctx, queries.InsertSetupStepsParams{WorkspaceID: id, SetupID: setupID, Steps: stepNames}); err != nil {
+		return db.Ref{}, fmt.Errorf("add the setup's steps: %w", err)
+	}
+	if err := s.o.Stream.BeginSetupTx(ctx, tx, id, setupID); err != nil {
+		return db.Ref{}, fmt.Errorf("drop the last setup's lines: %w", err)
+	}
+	if err := s.o.Machines.Admit(ctx, tx, tenantID); err != nil {
+		return db.Ref{}, err
+	}
+	if err := machine.Plan(ctx, tx, machineID, id, provider); err != nil {
+		return db.Ref{}, err
+	}
+	return operation.Insert(ctx, tx, tenantID, setupID, operation.Setup, id, machineID, nil)
+}
+
+// Get shows a workspace.
+func (s *Service) Get(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Workspace, error) {
+	row, err := s.row(ctx, s.db.Tenant(actor.TenantID), id)
+	if err != nil {
+		return Workspace{}, err
+	}
+	views, err := s.views(ctx, actor.TenantID, []row3{row})
+	if err != nil {
+		return Workspace{}, err
+	}
+	return views[0], nil
+}
+
+// List shows the workspaces of the account, the newest first.
+func (s *Service) List(ctx context.Context, actor tenant.Actor, includeImplicit bool, page input.Page) (input.List[Workspace], error) {
+	after, err := page.ID()
+	if err != nil {
+		return input.List[Workspace]{}, err
+	}
+	rows, err := s.db.Tenant(actor.TenantID).Workspaces(ctx, queries.WorkspacesParams{Implicit: includeImplicit, After: after, AtMost: page.Fetch()})
+	if err != nil {
+		return input.List[Workspace]{}, fmt.Errorf("list the workspaces: %w", err)
+	}
+	all := make([]row3, len(rows))
+	for i, r := range rows {
+		all[i] = row3{r.Workspace, r.Machine, r.Waiting}
+	}
+	views, err := s.views(ctx, actor.TenantID, all)
+	if err != nil {
+		return input.List[Workspace]{}, err
+	}
+	same := func(w Workspace) Workspace { return w }
+	return input.Paged(page, views, same, func(w Workspace) string { return w.ID.String() }), nil
+}
+
+// PatchInput is a change of a workspace. Only the metadata may change; the other fields are there to be refused by name.
+type PatchInput struct {
+	Name            *string         `json:"name,omitempty"`
+	EnvironmentID   *string         `json:"environment_id,omitempty"`
+	VaultID         *string         `json:"vault_id,omitempty"`
+	SandboxProvider *string         `json:"sandbox_provider,omitempty"`
+	Metadata        *map[string]any `json:"metadata,omitempty"`
+}
+
+// Patch changes a workspace's metadata. What is fixed at creation is refused with workspace_field_fixed.
+func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, in PatchInput) (Workspace, error) {
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{{"name", in.Name != nil}, {"environment_id", in.EnvironmentID != nil}, {"vault_id", in.VaultID != nil}, {"sandbox_provider", in.SandboxProvider != nil}} {
+		if f.set {
+			return Workspace{}, refusal.New(refusal.WorkspaceFieldFixed, "%s is fixed when a workspace is made. Make another workspace.", f.name).With("field", f.name)
+		}
+	}
+	if in.Metadata == nil {
+		return s.Get(ctx, actor, id)
+	}
+	var v refusal.Validation
+	input.Metadata(&v, "metadata", in.Metadata)
+	if err := v.Err(); err != nil {
+		return Workspace{}, err
+	}
+	raw, err := json.Marshal(*in.Metadata)
+	if err != nil {
+		return Workspace{}, err
+	}
+	err = s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+		if _, err := lock(ctx, tx, id); err != nil {
+			return err
+		}
+		if err := tx.SetWorkspaceMetadata(ctx, raw, id); err != nil {
+			return err
+		}
+		return audit.Write(ctx, tx, actor, audit.WorkspaceUpdate, "workspace", id, "metadata")
+	})
+	if err != nil {
+		return Workspace{}, fmt.Errorf("change a workspace: %w", err)
+	}
+	return s.Get(ctx, actor, id)
+}
+
+// Retry sets a failed workspace up again, on a new machine, from its environment and vault as they are now.
+func (s *Service) Retry(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Workspace, error) {
+	after := func() {}
+	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+		w, err := lock(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if w.Implicit {
+			return implicit()
+		}
+		if Status(w.Status) != Failed {
+			return refusal.New(refusal.WorkspaceNotFailed, "Only a failed workspace can be retried; this one is %s.", w.Status).With("status", w.Status)
+		}
+		if err := audit.Write(ctx, tx, actor, audit.WorkspaceRetry, "workspace", id); err != nil {
+			return err
+		}
+		_, after, err = s.begin(ctx, tx, w)
+		return err
+	})
+	if err != nil {
+		return Workspace{}, fmt.Errorf("retry a workspace: %w", err)
+	}
+	after()
+	return s.Get(ctx, actor, id)
+}
+
+// begin starts a setup of a locked workspace that has none under way.
+func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace) (setupID uuid.UUID, after func(), err error) {
+	provider, err := s.o.Machines.Provider(w.Provider)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	env, err := readEnvironment(ctx, tx.Queries, w.EnvironmentID)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	if err := able(ctx, provider, env); err != nil {
+		return uuid.Nil, nil, err
+	}
+	setupID, machineID := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
+	n, err := tx.ProvisionWorkspace(ctx, queries.ProvisionWorkspaceParams{ID: w.ID, MachineID: machineID, SetupID: setupID, Previous: *w.SetupID})
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	if n == 0 {
+		return uuid.Nil, nil, fmt.Errorf("workspace %s changed under its own lock", w.ID)
+	}
+	ref, err := s.plan(ctx, tx, w.TenantID, w.ID, w.Provider, setupID, machineID)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	announce, err := s.statusEvent(ctx, tx, w.TenantID, w.ID)
+	if err != nil {
+		return uuid.Nil, nil, err
+	}
+	return setupID, func() {
+		announce()
+		s.o.Operations.Wake(ref)
+	}, nil
+}
+
+// Delete ends every conversation of a workspace and destroys its machine with its disk. It is accepted from every
+// status, answers at once, and is finished by whichever server runs next if this one dies.
+func (s *Service) Delete(ctx context.Context, actor tenant.Actor, id uuid.UUID) error {
+	after := func() {}
+	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+		w, err := lock(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if w.Implicit {
+			return implicit()
+		}
+		if Status(w.Status) == Deleting {
+			return nil
+		}
+		if after, err = s.end(ctx, tx, w); err != nil {
+			return err
+		}
+		return audit.Write(ctx, tx, actor, audit.WorkspaceDelete, "workspace", id)
+	})
+	if err != nil {
+		return fmt.Errorf("delete a workspace: %w", err)
+	}
+	after()
+	return nil
+}
+
+// EndImplicitTx ends a conversation's own workspace in the transaction that ends the conversation. after is run after
+// the commit. A workspace that has ended already is success.
+func (s *Service) EndImplicitTx(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) (after func(), err error) {
+	w, err := tx.LockWorkspace(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("lock the workspace: %w", err)
+	}
+	if !w.Implicit || w.Status == string(Deleting) || w.Status == string(Deleted) {
+		return func() {}, nil
+	}
+	return s.end(ctx, tx, w)
+}
+
+// end marks a workspace as deleting, takes its machine from whatever is under way with it, and adds the operation that
+// destroys it.
+func (s *Service) end(ctx context.Context, tx db.Tx, w queries.Workspace) (func(), error) {
+	if _, err := tx.DeletingWorkspace(ctx, w.ID); err != nil {
+		return nil, err
+	}
+	cancelled, err := tx.CancelMachineOperations(ctx, w.ID)
+	if err != nil {
+		return nil, err
+	}
+	ref, err := operation.Insert(ctx, tx, w.TenantID, uuid.Must(uuid.NewV7()), operation.Destroy, w.ID, *w.MachineID, nil)
+	if err != nil {
+		return nil, err
+	}
+	announce, err := s.statusEvent(ctx, tx, w.TenantID, w.ID)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		for _, id := range cancelled {
+			s.o.Operations.Interrupt(id)
+		}
+		announce()
+		s.o.Operations.Wake(ref)
+	}, nil
+}
+
+// destroyPause is the time between tries of a delete that cannot go on: its provider is disabled, its host is away.
+const destroyPause = 30 * time.Second
+
+// destroy is the operation behind a delete.
+func (s *Service) destroy(ctx context.Context, h *operation.Held) error {
+	row, err := s.db.Tenant(h.TenantID).Workspace(ctx, h.WorkspaceID)
+	if err != nil {
+		return fmt.Errorf("read the workspace: %w", err)
+	}
+	if !row.Workspace.Implicit {
+		if err := s.o.Occupants.TerminateAll(ctx, tenant.SystemActor(h.TenantID, "workspace.delete"), h.WorkspaceID); err != nil {
+			return fmt.Errorf("end the workspace's conversations: %w", err)
+		}
+	}
+	machines, err := s.db.Tenant(h.TenantID).MachinesToDestroy(ctx, h.WorkspaceID, nil)
+	if err != nil {
+		return fmt.Errorf("look for the workspace's machines: %w", err)
+	}
+	for _, m := range machines {
+		if err := s.o.Machines.Destroy(ctx, h, m, machine.Terminated); err != nil {
+			if _, refused := refusal.As(err); refused {
+				return &operation.Later{Pause: destroyPause, Err: err}
+			}
+			return err
+		}
+	}
+	announce := func() {}
+	err = h.End(ctx, func(tx db.Tx) error {
+		if err := tx.DeletedWorkspace(ctx, h.WorkspaceID); err != nil {
+			return err
+		}
+		announce, err = s.statusEvent(ctx, tx, h.TenantID, h.WorkspaceID)
+		return err
+	})
+	if err == nil {
+		announce()
+	}
+	return err
+}
+
+// Touch notes in the caller's transaction that something happened in a workspace.
+func Touch(ctx context.Context, tx db.Tx, id uuid.UUID) error {
+	if err := tx.TouchWorkspace(ctx, id); err != nil {
+		return fmt.Errorf("note the workspace's activity: %w", err)
+	}
+	return nil
+}
+
+// LogStep is one step of a setup as it is kept.
+type LogStep struct {
+	Step         string     `json:"step"`
+	State        string     `json:"state" enum:"pending,running,done,failed,skipped"`
+	Note         string     `json:"note"`
+	StartedAt    *time.Time `json:"started_at"`
+	DurationMS   *int64     `json:"duration_ms"`
+	ExitCode     *int       `json:"exit_code"`
+	Signal       string     `json:"signal"`
+	Output       string     `json:"output" doc:"the last 64 KiB of what it printed, standard output and error in order of arrival, redacted"`
+	DroppedBytes int64      `json:"dropped_bytes" doc:"what was printed before that"`
+}
+
+// Log is the log of a workspace's running or last setup. It outlives the machine.
+type Log struct {
+	SetupID uuid.UUID `json:"setup_id"`
+	Status  Status    `json:"status"`
+	Steps   []LogStep `json:"steps"`
+}
+
+// SetupLog shows what the running or the last setup printed.
+func (s *Service) SetupLog(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Log, error) {
+	q := s.db.Tenant(actor.TenantID)
+	row, err := s.row(ctx, q, id)
+	if err != nil {
+		return Log{}, err
+	}
+	if row.w.Implicit {
+		return Log{}, implicit()
+	}
+	rows, err := q.SetupSteps(ctx, id)
+	if err != nil {
+		return Log{}, fmt.Errorf("read the setup's steps: %w", err)
+	}
+	log := Log{SetupID: *row.w.SetupID, Status: Status(row.w.Status), Steps: make([]LogStep, len(rows))}
+	for i, r := range rows {
+		log.Steps[i] = LogStep{
+			Step: r.Step, State: r.State, Note: r.Note, StartedAt: r.StartedAt, DurationMS: r.DurationMs, ExitCode: intPointer(r.ExitCode),
+			Signal: r.Signal, Output: r.Output, DroppedBytes: r.DroppedBytes,
+		}
+	}
+	return log, nil
+}
+
+func intPointer(n *int32) *int {
+	if n == nil {
+		return nil
+	}
+	i := int(*n)
+	return &i
+}
+
+func implicit() error {
+	return refusal.New(refusal.ImplicitWorkspace, "This is the machine of one conversation: act on the conversation instead.")
+}
+
+// lock reads a workspace for a change.
+func lock(ctx context.Context, tx db.Tx, id uuid.UUID) (queries.Workspace, error) {
+	w, err := tx.LockWorkspace(ctx, id)
+	if db.NotFound(err) || err == nil && Status(w.Status) == Deleted {
+		return w, refusal.NotFoundError()
+	}
+	if err != nil {
+		return w, fmt.Errorf("lock the workspace: %w", err)
+	}
+	return w, nil
+}
