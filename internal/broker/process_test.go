@@ -62,7 +62,7 @@ func dialUnix(ctx context.Context, _, ref string) (net.Conn, error) {
 }
 
 // spawn starts the egress process of a directory as a second process and ends it with the test.
-func spawn(t *testing.T, dir string) Spawn {
+func spawn(t testing.TB, dir string) Spawn {
 	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -86,7 +86,7 @@ func spawn(t *testing.T, dir string) Spawn {
 	return Command([]string{testBinary(t)}, append(os.Environ(), asEgress+"="+dir))
 }
 
-func testBinary(t *testing.T) string {
+func testBinary(t testing.TB) string {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {
@@ -96,7 +96,7 @@ func testBinary(t *testing.T) string {
 }
 
 // shortDir is a directory whose path leaves room for the name of a socket.
-func shortDir(t *testing.T) string {
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "egress")
 	if err != nil {
@@ -352,7 +352,7 @@ type host struct {
 }
 
 // newHost starts one. change may alter the settings, the machine and the token before they are told.
-func newHost(t *testing.T, change func(*Settings, *Machine, *Token)) *host {
+func newHost(t testing.TB, change func(*Settings, *Machine, *Token)) *host {
 	t.Helper()
 	h := &host{store: newStore(), box: newBox(t), dir: shortDir(t)}
 	settings := testSettings(t)

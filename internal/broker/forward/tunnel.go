@@ -17,9 +17,10 @@ import (
 
 // Sizes and times of a tunnel.
 const (
-	tunnelBuffer = 32 << 10  // bytes held per direction
-	tunnelIdle   = time.Hour // a tunnel through which nothing went for this long is closed
-	tunnelCheck  = time.Minute
+	firstBuffer = 8 << 10   // bytes held per direction, to begin with
+	mostBuffer  = 256 << 10 // what a direction that fills its buffer gets in the end: bulk costs fewer calls
+	tunnelIdle  = time.Hour // a tunnel through which nothing went for this long is closed
+	tunnelCheck = time.Minute
 )
 
 // errServerName says that a TLS client asked for another name than the one its tunnel was opened to.
@@ -132,7 +133,7 @@ func (t *tunnel) vetHello(r *bufio.Reader) error {
 
 // copy passes one direction on until its end, and passes that on too.
 func (t *tunnel) copy(dst net.Conn, src io.Reader, count *int64, touch func()) {
-	buf := make([]byte, tunnelBuffer)
+	buf := make([]byte, firstBuffer)
 	for {
 		n, err := src.Read(buf)
 		if n > 0 {
@@ -142,6 +143,9 @@ func (t *tunnel) copy(dst net.Conn, src io.Reader, count *int64, touch func()) {
 			if werr != nil {
 				t.fail(werr)
 				return
+			}
+			if n == len(buf) && n < mostBuffer {
+				buf = make([]byte, 2*n)
 			}
 		}
 		switch {
