@@ -14,8 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/guest/probe"
 	"managoat/sandbox/guest/server"
 	"managoat/sandbox/guest/shim"
+	"managoat/sandbox/guest/sudo"
 )
 
 // guestName is argv[0] of the guest itself. With the argument "root" its commands get user namespaces of
@@ -31,6 +33,10 @@ func main() {
 		boot.Main([]string{guestName, "root"})
 	case boot.HoldName:
 		time.Sleep(boot.HoldPeriod)
+	case sudo.Name:
+		sudo.Main(os.Args[1:])
+	case probe.Name:
+		probe.Main()
 	case guestName:
 		fmt.Fprintln(os.Stderr, guest(len(os.Args) > 1 && os.Args[1] == "root"))
 		os.Exit(1)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"time"
 
@@ -47,6 +48,7 @@ func (e *Refused) Error() string { return "the machine's guest refused: " + e.Me
 const (
 	dialTimeout   = 30 * time.Second // for the guest's hello, when the caller's context has no deadline
 	cleanupPeriod = 10 * time.Second // for ending a command whose caller went away
+	maxCollected  = 64 << 20         // bytes per stream that Run collects of a protocol
 )
 
 // Client is one connection to a guest. Safe for concurrent use.
@@ -148,8 +150,8 @@ func (x *exchange) answer(op string, reply any) error {
 
 func decode(op string, a wire.Answer, reply any) error {
 	if e := a.Error; e != nil {
-		if e.Path != "" || e.Code == wire.CodeNotFound {
-			return &FileError{Code: fileCode(e.Code), Path: e.Path}
+		if e.Message == "" { // a refusal of any other kind explains itself
+			return &FileError{Code: e.Code, Path: e.Path}
 		}
 		return fmt.Errorf("guest %s: %w", op, &Refused{Code: e.Code, Message: e.Message})
 	}
@@ -160,13 +162,6 @@ func decode(op string, a wire.Answer, reply any) error {
 		return fmt.Errorf("guest %s: answer: %w", op, err)
 	}
 	return nil
-}
-
-func fileCode(code string) string {
-	if code == wire.CodeNotFound {
-		return ErrNotFound
-	}
-	return code
 }
 
 // call is an exchange with nothing after the answer.
@@ -289,8 +284,9 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, wire.OpForget, wire.Command{ID: id}, nil)
 }
 
-// Run starts a command, collects its output (bounded by the spool), waits for its exit and forgets it. When
-// ctx ends first, the command's tree is killed.
+// Run starts a command, waits for its exit and forgets it. It returns what the spool kept of the output: of a
+// log the first and the last part, of a protocol everything, and an error when that is more than SpoolBytes
+// (64 MiB without). When ctx ends first, the command's tree is killed.
 func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit Exit, err error) {
 	if err := c.Start(ctx, e); err != nil {
 		return nil, nil, Exit{}, err
@@ -305,15 +301,28 @@ func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit E
 			err = ferr
 		}
 	}()
-	var out, errs bytes.Buffer
+	bound := e.SpoolBytes
+	if bound <= 0 {
+		bound = maxCollected
+	}
+	if e.Spool != SpoolProtocol {
+		// Nothing is read before the end: then the spool holds what is to be kept and no more.
+		if _, err := c.Follow(ctx, e.ID, Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64}, nil); err != nil {
+			return nil, nil, Exit{}, err
+		}
+		bound = math.MaxInt64
+	}
+	var kept [2]bytes.Buffer
 	var done Offsets
 	ended, err := c.Follow(ctx, e.ID, Offsets{}, func(chunk Chunk) error {
-		if chunk.Stream == Stdout {
-			out.Write(chunk.Data)
-			done.Stdout = chunk.Offset + int64(len(chunk.Data))
-		} else {
-			errs.Write(chunk.Data)
-			done.Stderr = chunk.Offset + int64(len(chunk.Data))
+		buf, at := &kept[0], &done.Stdout
+		if chunk.Stream == Stderr {
+			buf, at = &kept[1], &done.Stderr
+		}
+		buf.Write(chunk.Data)
+		*at = chunk.Offset + int64(len(chunk.Data))
+		if int64(buf.Len()) > bound {
+			return &Refused{Code: "invalid", Message: "the command printed more than its spool may hold"}
 		}
 		if e.Spool == SpoolProtocol {
 			return c.Ack(ctx, e.ID, done)
@@ -321,9 +330,9 @@ func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit E
 		return nil
 	})
 	if err != nil {
-		return out.Bytes(), errs.Bytes(), Exit{}, err
+		return kept[0].Bytes(), kept[1].Bytes(), Exit{}, err
 	}
-	return out.Bytes(), errs.Bytes(), *ended, nil
+	return kept[0].Bytes(), kept[1].Bytes(), *ended, nil
 }
 
 // --- disk, always as Sprite, always resolved through links under the roots with no race ---

@@ -121,7 +121,7 @@ func mounts(root string) error {
 		flags        uintptr
 		data         string
 	}{
-		{"proc", "/proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, "hidepid=2"},
+		{"proc", "/proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 		{"tmpfs", "/run", unix.MS_NOSUID | unix.MS_NODEV, "mode=755,size=64m"},
 		{"tmpfs", "/dev", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=755,size=64k"},
 	} {
@@ -140,14 +140,18 @@ func mounts(root string) error {
 			return err
 		}
 	}
-	for _, m := range []struct{ kind, target, data string }{
-		{"devpts", "/dev/pts", "newinstance,ptmxmode=0666,mode=620,gid=5"},
-		{"tmpfs", "/dev/shm", "mode=1777,size=64m"},
+	for _, m := range []struct {
+		kind, target string
+		flags        uintptr
+		data         string
+	}{
+		{"devpts", "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5"},
+		{"tmpfs", "/dev/shm", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, "mode=1777,size=64m"},
 	} {
 		if err := os.Mkdir(root+m.target, 0o755); err != nil {
 			return fmt.Errorf("make %s: %w", m.target, err)
 		}
-		if err := mount(m.kind, m.target, m.kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, m.data); err != nil {
+		if err := mount(m.kind, m.target, m.kind, m.flags, m.data); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"path"
 	"slices"
@@ -54,6 +55,7 @@ type command struct {
 	child child
 	timed bool // the deadline ended it
 
+	sudo  net.Conn // answers its sudo, nil without Exec.Sudo
 	stdin *os.File // our end, nil without Exec.Stdin
 	tty   bool
 	write sync.Mutex // one writer of stdin at a time
@@ -69,7 +71,7 @@ func (cs *commands) get(id string) (*command, error) {
 	if c := cs.byID[id]; c != nil {
 		return c, nil
 	}
-	return nil, &wire.Error{Code: wire.CodeNotFound, Path: id}
+	return nil, &wire.Error{Code: guest.ErrNotFound, Path: id}
 }
 
 // reserve takes an ID before anything is started under it.
@@ -241,7 +243,7 @@ func (cs *commands) launch(c *command, e guest.Exec) (_ *run, err error) {
 			return nil, fmt.Errorf("terminal: %w", err)
 		}
 		theirs, opened = append(theirs, slave), append(opened, ours)
-		l.files = [3]*os.File{slave, slave, slave}
+		l.files = [3]int{int(slave.Fd()), int(slave.Fd()), int(slave.Fd())}
 		r.ours[stdout] = ours
 		if e.Stdin {
 			c.stdin = ours
@@ -252,7 +254,7 @@ func (cs *commands) launch(c *command, e guest.Exec) (_ *run, err error) {
 			return nil, fmt.Errorf("standard input: %w", err)
 		}
 		theirs = append(theirs, in)
-		l.files[0] = in
+		l.files[0] = int(in.Fd())
 		if ours != nil {
 			opened = append(opened, ours)
 			c.stdin = ours
@@ -263,7 +265,7 @@ func (cs *commands) launch(c *command, e guest.Exec) (_ *run, err error) {
 				return nil, fmt.Errorf("output: %w", err)
 			}
 			theirs, opened = append(theirs, w), append(opened, ours)
-			l.files[1+i], r.ours[i] = w, ours
+			l.files[1+i], r.ours[i] = int(w.Fd()), ours
 		}
 	}
 	if e.LogPath != "" {
@@ -273,10 +275,12 @@ func (cs *commands) launch(c *command, e guest.Exec) (_ *run, err error) {
 		opened = append(opened, r.log.f)
 	}
 	if e.Sudo && cs.s.cfg.Root && e.User == guest.Sprite {
-		if l.sudo, err = cs.s.sudoFor(c); err != nil {
+		end, err := cs.s.sudoFor(c)
+		if err != nil {
 			return nil, err
 		}
-		theirs = append(theirs, l.sudo)
+		theirs = append(theirs, end)
+		l.sudo, l.Order.Sudo = int(end.Fd()), true
 	}
 	child, failure, err := cs.s.processes.start(l, cs.s.cfg.Root)
 	if err != nil {
@@ -484,6 +488,9 @@ func (r *run) finish(end ended) {
 	c := r.c
 	if r.log != nil {
 		r.log.close()
+	}
+	if c.sudo != nil {
+		c.sudo.Close()
 	}
 	exit := guest.Exit{
 		Duration:    end.at.Sub(c.started),

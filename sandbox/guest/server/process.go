@@ -65,9 +65,9 @@ func (p *processes) collect() {
 type launch struct {
 	argv  []string
 	env   []string
-	files [3]*os.File // standard input, output and error
-	sudo  *os.File    // the descriptor that makes sudo work, or nil
-	cwd   *os.File    // the working directory, or nil: Order.Dir
+	files [3]int // standard input, output and error
+	sudo  int    // the descriptor that makes sudo work, with Order.Sudo
+	cwd   int    // the working directory, with Order.Cwd
 	shim.Order
 }
 
@@ -94,9 +94,12 @@ func (p *processes) start(l launch, nested bool) (c child, failure string, err e
 		return child{}, "", fmt.Errorf("start: %w", err)
 	}
 	attr := &syscall.ProcAttr{
-		Env:   l.env,
-		Files: []uintptr{l.files[0].Fd(), l.files[1].Fd(), l.files[2].Fd(), reportEnd.Fd(), fdOr(l.sudo), fdOr(l.cwd)},
-		Sys:   &syscall.SysProcAttr{Setsid: true},
+		Env: l.env,
+		Files: []uintptr{
+			uintptr(l.files[0]), uintptr(l.files[1]), uintptr(l.files[2]), reportEnd.Fd(),
+			granted(l.Order.Sudo, l.sudo), granted(l.Order.Cwd, l.cwd),
+		},
+		Sys: &syscall.SysProcAttr{Setsid: true},
 	}
 	if nested {
 		maps := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: shim.GuestUID}} // the guest's own uid is left out
@@ -133,11 +136,11 @@ func (p *processes) start(l launch, nested bool) (c child, failure string, err e
 	return c, readReport(report), nil
 }
 
-func fdOr(f *os.File) uintptr {
-	if f == nil {
+func granted(yes bool, fd int) uintptr {
+	if !yes {
 		return ^uintptr(0) // closed in the child
 	}
-	return f.Fd()
+	return uintptr(fd)
 }
 
 // readReport reads until the shim executed the command (the pipe closes) or said why it could not.

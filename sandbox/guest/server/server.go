@@ -194,6 +194,10 @@ func (s *Server) do(ctx context.Context, stream *yamux.Stream, req wire.Request)
 		if err := decode(req, &p); err != nil {
 			return err
 		}
+		if req.Op == wire.OpRead {
+			_, stop := untilGone(ctx, stream)
+			defer stop()
+		}
 		return s.onPath(stream, req.Op, p)
 	}
 	return refuse(wire.CodeUnsupported, "this guest (version %d) knows no operation %q", guest.Version, req.Op)
@@ -202,7 +206,9 @@ func (s *Server) do(ctx context.Context, stream *yamux.Stream, req wire.Request)
 func (s *Server) onCommand(ctx context.Context, stream *yamux.Stream, op string, c wire.Command) error {
 	switch op {
 	case wire.OpFollow:
-		return s.commands.follow(untilGone(ctx, stream), stream, c.ID, [2]int64{c.Stdout, c.Stderr})
+		ctx, stop := untilGone(ctx, stream)
+		defer stop()
+		return s.commands.follow(ctx, stream, c.ID, [2]int64{c.Stdout, c.Stderr})
 	case wire.OpAck:
 		cmd, err := s.commands.get(c.ID)
 		if err != nil {
@@ -228,15 +234,23 @@ func (s *Server) onCommand(ctx context.Context, stream *yamux.Stream, op string,
 	panic("unreachable: " + op)
 }
 
-// untilGone ends when the caller closes its side of the stream. The goroutine ends with the stream.
-func untilGone(ctx context.Context, stream *yamux.Stream) context.Context {
+// untilGone returns a context that ends when the caller closes its side of the stream; a write that waits for
+// the caller to read ends with it.
+func untilGone(ctx context.Context, stream *yamux.Stream) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
 	go func() {
-		defer cancel()
+		defer close(done)
 		var b [1]byte
 		stream.Read(b[:])
+		stream.SetWriteDeadline(time.Unix(1, 0))
+		cancel()
 	}()
-	return ctx
+	return ctx, func() {
+		stream.SetReadDeadline(time.Unix(1, 0))
+		<-done
+		stream.SetWriteDeadline(time.Time{}) // for the answer that may still come
+	}
 }
 
 func decode(req wire.Request, body any) error {

@@ -92,36 +92,53 @@ func (s *spool) add(i int, data []byte, at time.Time, quit <-chan struct{}) {
 
 func (s *spool) push(i int, data []byte, at time.Time) {
 	st := &s.streams[i]
-	p := piece{order: s.order, off: st.total, at: at, data: data}
-	st.total += int64(len(data))
-	switch {
-	case s.kind == guest.SpoolLog && len(st.tail) == 0 && st.headCost+p.cost() <= s.bound/2:
-		st.headCost += s.join(&st.head, p)
-	default:
-		st.tailCost += s.join(&st.tail, p)
-		if s.kind == guest.SpoolLog {
-			for st.tailCost > s.bound/2 && len(st.tail) > 1 {
-				st.tailCost -= st.tail[0].cost()
-				st.tail[0] = piece{}
-				st.tail = st.tail[1:]
-			}
+	if s.kind == guest.SpoolLog {
+		if room := int(s.bound/2 - st.headCost); len(st.tail) == 0 && room >= pieceMinCost {
+			n := min(room, len(data))
+			st.headCost += s.join(&st.head, piece{off: st.total, at: at, data: data[:n:n]})
+			st.total += int64(n)
+			data = data[n:]
+		}
+	}
+	if len(data) > 0 {
+		st.tailCost += s.join(&st.tail, piece{off: st.total, at: at, data: data})
+		st.total += int64(len(data))
+	}
+	if s.kind == guest.SpoolLog {
+		for over := st.tailCost - s.bound/2; over > 0; over = st.tailCost - s.bound/2 {
+			st.tailCost -= st.dropFirst(over)
 		}
 	}
 	s.broadcast()
 }
 
+// dropFirst drops the oldest piece of the tail, or its beginning when that is enough, and returns what it cost.
+func (st *stream) dropFirst(over int64) int64 {
+	first := &st.tail[0]
+	cost := first.cost()
+	if cost-over >= pieceMinCost {
+		first.data = first.data[over:]
+		first.off += over
+		return over
+	}
+	st.tail[0] = piece{}
+	st.tail = st.tail[1:]
+	return cost
+}
+
 // join appends p to pieces, growing the last one when both are small and nothing came between, and returns
 // what that costs.
 func (s *spool) join(pieces *[]piece, p piece) int64 {
-	if n := len(*pieces); n > 0 && s.order > 0 {
+	if n := len(*pieces); n > 0 {
 		last := &(*pieces)[n-1]
-		if last.order == s.order-1 && last.end() == p.off && len(last.data)+len(p.data) <= pieceSize/8 && p.at.Sub(last.at) < time.Second {
+		if last.order+1 == s.order && last.end() == p.off && len(last.data)+len(p.data) <= pieceSize/8 && p.at.Sub(last.at) < time.Second {
 			before := last.cost()
 			// A new array: a follower may be sending the old one.
 			last.data = append(last.data[:len(last.data):len(last.data)], p.data...)
 			return last.cost() - before
 		}
 	}
+	p.order = s.order
 	s.order++
 	*pieces = append(*pieces, p)
 	return p.cost()

@@ -89,7 +89,7 @@ func prepare(args []string) (int, error) {
 	if err := confine(o); err != nil {
 		return notExecutable, err
 	}
-	program, err := lookup(argv[0])
+	program, err := Lookup(argv[0])
 	if err != nil {
 		return notFound, err
 	}
@@ -181,8 +181,8 @@ func descriptors(o Order) error {
 	return nil
 }
 
-// lookup finds a program on PATH as the user that will run it.
-func lookup(name string) (string, error) {
+// Lookup finds a program on PATH as the user that will run it.
+func Lookup(name string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
 	}

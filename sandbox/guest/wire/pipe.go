@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -17,12 +18,14 @@ const maxPiece = 32 << 10
 
 // Pipe is a connection made inside a machine, carried over one stream. yamux's Close is a half-close that
 // a peer cannot tell from an end, so a Pipe frames its bytes: a piece of length zero ends one direction
-// (CloseWrite), the end of the stream without it is a reset (Close), seen at once by both Read and Write.
+// (CloseWrite), the end of the stream without it is a reset (Close). A goroutine reads ahead, so that a reset
+// also reaches a peer that only writes.
 type Pipe struct {
 	stream *yamux.Stream
 
-	rest int  // bytes of the current piece not yet read
-	end  bool // the peer ended its direction
+	ahead   net.Conn // what was read ahead; its deadlines are those of Read
+	readErr error    // why ahead ends; set before it does
+	gone    atomic.Bool
 
 	write  sync.Mutex
 	closed bool // we ended our direction
@@ -31,55 +34,63 @@ type Pipe struct {
 var _ net.Conn = (*Pipe)(nil)
 
 // NewPipe carries a connection over stream, after its head was exchanged.
-func NewPipe(stream *yamux.Stream) *Pipe { return &Pipe{stream: stream} }
-
-// Read reads what the peer wrote. It is for one reader.
-func (p *Pipe) Read(b []byte) (int, error) {
-	if p.end {
-		return 0, io.EOF
-	}
-	if p.rest == 0 {
-		var head [4]byte
-		if _, err := io.ReadFull(p.stream, head[:]); err != nil {
-			return 0, reset(err)
-		}
-		n := binary.BigEndian.Uint32(head[:])
-		if n > maxPiece {
-			return 0, fmt.Errorf("a piece of %d bytes is over the limit of %d", n, maxPiece)
-		}
-		if n == 0 {
-			p.end = true
-			go p.watch()
-			return 0, io.EOF
-		}
-		p.rest = int(n)
-	}
-	n, err := p.stream.Read(b[:min(len(b), p.rest)])
-	p.rest -= n
-	if err != nil {
-		err = reset(err)
-	}
-	return n, err
+func NewPipe(stream *yamux.Stream) *Pipe {
+	ahead, feed := net.Pipe()
+	p := &Pipe{stream: stream, ahead: ahead}
+	go p.pump(feed)
+	return p
 }
 
-// watch waits, after the peer ended its direction, for the end of the stream: a peer that closes while we
-// still write must not leave us blocked on a full window. It ends with the stream.
-func (p *Pipe) watch() {
-	var b [1]byte
+// pump reads the peer's direction until the stream ends or the pipe is closed.
+func (p *Pipe) pump(feed net.Conn) {
+	p.readErr = p.copyTo(feed)
+	feed.Close()
+	if p.readErr == io.EOF {
+		// The peer is done writing. The end of the stream says that it is done reading, too.
+		var b [1]byte
+		p.stream.Read(b[:])
+	}
+	p.gone.Store(true)
+	p.stream.SetWriteDeadline(time.Unix(1, 0))
+}
+
+func (p *Pipe) copyTo(feed net.Conn) error {
+	buf := make([]byte, maxPiece)
 	for {
-		p.stream.SetReadDeadline(time.Time{}) // the reader is done; its deadlines are not about this wait
-		if _, err := p.stream.Read(b[:]); err != yamux.ErrTimeout {
-			p.stream.SetWriteDeadline(time.Unix(1, 0))
-			return
+		if _, err := io.ReadFull(p.stream, buf[:4]); err != nil {
+			return reset(err)
+		}
+		n := binary.BigEndian.Uint32(buf)
+		if n == 0 {
+			return io.EOF
+		}
+		if n > maxPiece {
+			return fmt.Errorf("a piece of %d bytes is over the limit of %d", n, maxPiece)
+		}
+		if _, err := io.ReadFull(p.stream, buf[:n]); err != nil {
+			return reset(err)
+		}
+		if _, err := feed.Write(buf[:n]); err != nil {
+			return net.ErrClosed
 		}
 	}
 }
 
 func reset(err error) error {
-	if err == io.EOF || err == io.ErrUnexpectedEOF || err == yamux.ErrStreamClosed || err == yamux.ErrConnectionReset {
+	switch err {
+	case io.EOF, io.ErrUnexpectedEOF, yamux.ErrStreamClosed, yamux.ErrConnectionReset, yamux.ErrSessionShutdown:
 		return syscall.ECONNRESET
 	}
 	return err
+}
+
+// Read reads what the peer wrote.
+func (p *Pipe) Read(b []byte) (int, error) {
+	n, err := p.ahead.Read(b)
+	if err == io.EOF {
+		err = p.readErr
+	}
+	return n, err
 }
 
 // Write writes b in pieces.
@@ -96,11 +107,19 @@ func (p *Pipe) Write(b []byte) (int, error) {
 		binary.BigEndian.PutUint32(buf, uint32(n))
 		buf = append(buf[:4], b[done:done+n]...)
 		if _, err := p.stream.Write(buf); err != nil {
-			return done, reset(err)
+			return done, p.broken(err)
 		}
 		done += n
 	}
 	return done, nil
+}
+
+// broken tells a peer that is gone from a deadline that the caller set.
+func (p *Pipe) broken(err error) error {
+	if err == yamux.ErrTimeout && p.gone.Load() {
+		return syscall.ECONNRESET
+	}
+	return reset(err)
 }
 
 // CloseWrite ends our direction; the peer reads to its end and may go on writing.
@@ -111,12 +130,19 @@ func (p *Pipe) CloseWrite() error {
 		return nil
 	}
 	p.closed = true
-	_, err := p.stream.Write(make([]byte, 4))
-	return reset(err)
+	if _, err := p.stream.Write(make([]byte, 4)); err != nil {
+		return p.broken(err)
+	}
+	return nil
 }
 
 // Close ends the connection. Unless both directions were ended before, the peer sees a reset.
-func (p *Pipe) Close() error { return p.stream.Close() }
+func (p *Pipe) Close() error {
+	err := p.stream.Close()
+	p.stream.SetReadDeadline(time.Unix(1, 0)) // ends the pump
+	p.ahead.Close()
+	return err
+}
 
 // LocalAddr is the stream's address.
 func (p *Pipe) LocalAddr() net.Addr { return p.stream.LocalAddr() }
@@ -125,10 +151,15 @@ func (p *Pipe) LocalAddr() net.Addr { return p.stream.LocalAddr() }
 func (p *Pipe) RemoteAddr() net.Addr { return p.stream.RemoteAddr() }
 
 // SetDeadline sets both deadlines.
-func (p *Pipe) SetDeadline(t time.Time) error { return p.stream.SetDeadline(t) }
+func (p *Pipe) SetDeadline(t time.Time) error {
+	if err := p.SetReadDeadline(t); err != nil {
+		return err
+	}
+	return p.SetWriteDeadline(t)
+}
 
 // SetReadDeadline sets the deadline of Read.
-func (p *Pipe) SetReadDeadline(t time.Time) error { return p.stream.SetReadDeadline(t) }
+func (p *Pipe) SetReadDeadline(t time.Time) error { return p.ahead.SetReadDeadline(t) }
 
 // SetWriteDeadline sets the deadline of Write.
 func (p *Pipe) SetWriteDeadline(t time.Time) error { return p.stream.SetWriteDeadline(t) }

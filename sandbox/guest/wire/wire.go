@@ -48,7 +48,6 @@ const (
 	CodeInvalid     = "invalid"
 	CodeDenied      = "denied"
 	CodeExists      = "command_exists"
-	CodeNotFound    = "command_not_found"
 	CodeUnsupported = "unsupported"
 	CodeInternal    = "internal"
 )
@@ -132,6 +131,7 @@ func Config() *yamux.Config {
 	c.AcceptBacklog = backlog
 	c.MaxStreamWindowSize = window
 	c.ConnectionWriteTimeout = 30 * time.Second // a machine that is short of CPU is slow, not gone
+	c.StreamCloseTimeout = 0                    // a reader may be slow; whoever opened a stream closes it, and a session's end ends all
 	c.LogOutput = io.Discard
 	return c
 }
