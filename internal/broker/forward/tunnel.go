@@ -128,7 +128,8 @@ func (t *tunnel) vetHello(r *bufio.Reader) error {
 		}
 		return err
 	}
-	return t.client.SetReadDeadline(time.Time{})
+	t.client.SetReadDeadline(time.Time{}) // fails when the client is done writing: then the next read says so
+	return nil
 }
 
 // copy passes one direction on until its end, and passes that on too.
