@@ -86,8 +86,8 @@ func (s *Service) List(ctx context.Context, actor tenant.Actor, f Filter, page i
 		return input.List[Event]{}, err
 	}
 	rows, err := s.db.Tenant(actor.TenantID).AuditEvents(ctx, queries.AuditEventsParams{
-		Before: before, ActorKind: some(string(f.ActorKind)), ActorID: some(f.ActorID), Action: some(string(f.Action)),
-		ResourceType: some(f.ResourceType), ResourceID: some(f.ResourceID), Since: some(f.Since), Until: some(f.Until), AtMost: page.Fetch(),
+		Before: before, ActorKind: some(db.SafeText(string(f.ActorKind))), ActorID: some(db.SafeText(f.ActorID)), Action: some(db.SafeText(string(f.Action))),
+		ResourceType: some(db.SafeText(f.ResourceType)), ResourceID: some(db.SafeText(f.ResourceID)), Since: some(f.Since), Until: some(f.Until), AtMost: page.Fetch(),
 	})
 	if err != nil {
 		return input.List[Event]{}, fmt.Errorf("list the audit trail: %w", err)

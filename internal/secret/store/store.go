@@ -106,7 +106,7 @@ func (s *Store) Put(ctx context.Context, tx db.Tx, tenantID uuid.UUID, p Parent,
 
 // Expire changes the advisory expiry of a secret; nil clears it.
 func (s *Store) Expire(ctx context.Context, tx db.Tx, p Parent, key string, at *time.Time) (Secret, error) {
-	id, err := tx.SecretID(ctx, queries.SecretIDParams{Key: key, EnvironmentID: p.EnvironmentID, VaultID: p.VaultID})
+	id, err := tx.SecretID(ctx, queries.SecretIDParams{Key: db.SafeText(key), EnvironmentID: p.EnvironmentID, VaultID: p.VaultID})
 	if db.NotFound(err) {
 		return Secret{}, refusal.NotFoundError()
 	}
