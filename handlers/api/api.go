@@ -218,3 +218,6 @@ func sentence(message string) string {
 	}
 	return message
 }
+
+// number writes a cursor that is a number.
+func number(n int64) string { return strconv.FormatInt(n, 10) }
