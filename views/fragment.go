@@ -1,8 +1,11 @@
 package views
 
 import (
+	"bytes"
 	"context"
 	"io"
+	"strings"
+	"time"
 
 	"github.com/a-h/templ"
 )
@@ -67,3 +70,33 @@ func Partials(fragments []Fragment) templ.Component {
 		return nil
 	})
 }
+
+// WriteMessage writes one message of the HTML stream: fragments under the id that a client resumes from
+// ("" when the message covers no row). The caller flushes.
+func WriteMessage(ctx context.Context, w io.Writer, id string, fragments []Fragment) error {
+	var body bytes.Buffer
+	if err := Partials(fragments).Render(ctx, &body); err != nil {
+		return err
+	}
+	var frame bytes.Buffer
+	if id != "" {
+		frame.WriteString("id: " + id + "\n")
+	}
+	// A carriage return ends a line in an event stream; in HTML it is a line break all the same.
+	for line := range strings.SplitSeq(lineBreaks.Replace(strings.TrimSuffix(body.String(), "\n")), "\n") {
+		frame.WriteString("data: " + line + "\n")
+	}
+	frame.WriteString("\n")
+	_, err := w.Write(frame.Bytes())
+	return err
+}
+
+var lineBreaks = strings.NewReplacer("\r\n", "\n", "\r", "\n")
+
+// Beat is the message that says a stream lives; BeatEvery is how often it must come. End closes the stream
+// for good: the client does not come back.
+const (
+	Beat      = "event: beat\ndata:\n\n"
+	BeatEvery = 15 * time.Second
+	End       = "event: end\ndata:\n\n"
+)

@@ -125,23 +125,28 @@
   // --- Keeping one's place. At the bottom one stays there; anywhere else nothing moves and a button counts.
   const items = $("#transcript");
   const jump = $("#jump");
-  const bottom = () => window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 32;
-  const toBottom = () => window.scrollTo(0, document.documentElement.scrollHeight);
-  let stuck = true;
+  const tall = () => document.documentElement.scrollHeight;
+  const toBottom = () => window.scrollTo(0, tall());
+  let height = tall(); // of the page before the rows that come next: where its bottom was
+  const atBottom = () => window.innerHeight + window.scrollY >= height - 32;
+  let follow = true; // as of the last scroll; a resize moves the bottom without one
   let unseen = 0;
   const count = (n) => { unseen = n; if (jump) { jump.hidden = !n; set(jump, `${n} new ↓`); } };
+  const settle = () => { height = tall(); follow = atBottom(); if (follow) count(0); };
   if (items) {
     if (!location.hash || location.hash === "#end") toBottom();
-    stuck = bottom();
-    addEventListener("scroll", () => { stuck = bottom(); if (stuck) count(0); }, { passive: true });
-    addEventListener("resize", () => { if (stuck) toBottom(); });
-    jump?.addEventListener("click", () => { toBottom(); count(0); $("#prompt")?.focus({ preventScroll: true }); });
+    settle();
+    addEventListener("scroll", settle, { passive: true });
+    addEventListener("toggle", settle, true); // opening a row is reading, not following
+    addEventListener("resize", () => { if (follow) toBottom(); settle(); });
+    jump?.addEventListener("click", () => { toBottom(); settle(); $("#prompt")?.focus({ preventScroll: true }); });
     let newest = items.lastElementChild;
     new MutationObserver(() => {
       let added = 0;
       for (let n = items.lastElementChild; n && n !== newest; n = n.previousElementSibling) added++;
       newest = items.lastElementChild;
-      if (stuck) toBottom(); else if (added) count(unseen + added);
+      if (atBottom()) toBottom(); else if (added) count(unseen + added);
+      settle();
     }).observe(items, { childList: true, subtree: true, characterData: true });
   }
   // Earlier rows come in above: what one reads stays where it is, also at the very top, where browsers do not anchor.
@@ -199,7 +204,7 @@
     const form = event.detail.ctx.sourceElement;
     const status = event.detail.ctx.response?.status;
     if (form.id === "composer") {
-      if (status >= 200 && status < 300) { form.reset(); stuck = true; toBottom(); }
+      if (status >= 200 && status < 300) { form.reset(); toBottom(); }
       $("#prompt").focus({ preventScroll: true });
     }
     if (status === undefined && form.dataset.unreachable) {

@@ -2,6 +2,8 @@ package markup
 
 import (
 	"bytes"
+	"context"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
@@ -21,11 +23,47 @@ import (
 // them (a page never loads what a transcript names), headings step down below the page's own. The result
 // goes through an allowlist after rendering: no script, no style, no id, no attribute that htmx reads.
 func Markdown(source string) templ.Component {
+	converter := markdown
+	switch {
+	case len(source) > maxMarkdown:
+		return verbatim(source)
+	case widestLine(source)*strings.Count(source, "\n") > maxTableCells:
+		converter = withoutTables
+	}
 	var out bytes.Buffer
-	if err := markdown.Convert([]byte(source), &out); err != nil {
-		return ANSI(source) // a renderer that gives up: the text itself
+	if err := converter.Convert([]byte(source), &out); err != nil {
+		return verbatim(source) // a renderer that gives up: the text itself
 	}
 	return templ.Raw(policy.Sanitize(out.String()))
+}
+
+// What a text may cost. Some Markdown takes time with the square of its length, and a table's short rows are
+// filled up to its widest: 64 kB of text became 100 MB of HTML.
+const (
+	maxMarkdown   = 16 << 10 // bytes of one text that is parsed; a longer one is shown as it is
+	maxTableCells = 20_000   // lines × columns past which tables are not made
+)
+
+// verbatim shows text as it is.
+func verbatim(source string) templ.Component {
+	return templ.ComponentFunc(func(_ context.Context, w io.Writer) error {
+		if _, err := io.WriteString(w, "<pre><code>"); err != nil {
+			return err
+		}
+		if err := visible(w, source); err != nil {
+			return err
+		}
+		_, err := io.WriteString(w, "</code></pre>")
+		return err
+	})
+}
+
+// widestLine is the largest number of column marks in a line.
+func widestLine(source string) (most int) {
+	for line := range strings.Lines(source) {
+		most = max(most, strings.Count(line, "|"))
+	}
+	return most
 }
 
 // Blocks cuts Markdown where a new top-level block surely begins, so that a text that grows needs only its
@@ -68,13 +106,17 @@ var (
 	fenceMark = regexp.MustCompile("^(`{3,}|~{3,})")
 )
 
-var markdown = goldmark.New(
-	goldmark.WithExtensions(
-		extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute)),
-		extension.Strikethrough, extension.Linkify, extension.TaskList,
-	),
-	goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(nodes{}, 100))),
+var (
+	markdown      = newMarkdown(extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute)))
+	withoutTables = newMarkdown()
 )
+
+func newMarkdown(more ...goldmark.Extender) goldmark.Markdown {
+	return goldmark.New(
+		goldmark.WithExtensions(append(more, extension.Strikethrough, extension.Linkify, extension.TaskList)...),
+		goldmark.WithRendererOptions(renderer.WithNodeRenderers(util.Prioritized(nodes{}, 100))),
+	)
+}
 
 // policy is the allowlist. It is applied to what goldmark made, never to the source.
 var policy = func() *bluemonday.Policy {
