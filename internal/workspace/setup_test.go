@@ -1,0 +1,291 @@
+package workspace_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"managoat/internal/environment"
+	"managoat/internal/secret"
+	"managoat/internal/stream"
+	"managoat/internal/vault"
+	"managoat/internal/workspace"
+	"managoat/internal/workspace/workspacetest"
+	"managoat/sandbox/guest"
+
+	"github.com/google/uuid"
+)
+
+// script is an environment that only has a setup script.
+func script(text string) func(*environment.Input) {
+	return func(in *environment.Input) { in.SetupScript = text }
+}
+
+// run runs a command as sprite in a workspace's machine and returns what it printed.
+func run(t *testing.T, w *workspacetest.World, id uuid.UUID, command string) string {
+	t.Helper()
+	up, err := w.Workspaces.Peek(t.Context(), w.Owner.TenantID, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, errs, exit, err := up.Guest.Run(t.Context(), guest.Exec{ID: uuid.NewString(), Argv: []string{"bash", "-c", command}, User: guest.Sprite, Spool: guest.SpoolLog})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exit.Code != 0 {
+		t.Fatalf("%s: exit %d %s: %s", command, exit.Code, exit.Signal, errs)
+	}
+	return string(out)
+}
+
+// Each kind of script that a person writes by mistake gets the answer that says what was wrong with it.
+func TestSetupScriptsGetTheRightAnswer(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	for name, c := range map[string]struct {
+		script  string
+		timeout int
+		ready   bool
+		code    int    // of a failed one; -1: none
+		message string // in its error
+		output  string // in its log
+	}{
+		"one that reads standard input finds it empty": {script: "read answer || echo \"nothing to read\"\ncat\necho after", ready: true, output: "nothing to read\nafter\n"},
+		"one that leaves a daemon ends without it":     {script: "nohup sleep 600 & echo started", ready: true, output: "started\n"},
+		"one that never ends is stopped":               {script: "echo working; sleep 600", timeout: 5, code: -1, message: "did not end within 5s", output: "working\n"},
+		"exit code 7 is kept":                          {script: "echo before; echo broken >&2; exit 7", code: 7, message: "exited with code 7", output: "broken\n"},
+		"a signal is named":                            {script: "kill -SEGV $$", code: -1, message: "SIGSEGV"},
+		"a syntax error is bash's own":                 {script: "if true; then", code: 2, message: "exited with code 2", output: "syntax error"},
+		"binary output is stored as text":              {script: `printf 'a\000b\377c\303'; printf '\251\n'`, ready: true, output: "a\u2400b\uFFFDcé\n"},
+		"CRLF is no trouble":                           {script: "echo one\r\necho two\r\n", ready: true, output: "one\ntwo\n"},
+		"sudo is root in the machine":                  {script: "sudo id -u; sudo touch /opt/made && ls -l /opt/made && id -un", ready: true, output: "0\n"},
+		"the last command's code counts":               {script: "false", code: 1, message: "exited with code 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ws := create(t, w, makeEnvironment(t, w, func(in *environment.Input) {
+				in.SetupScript = c.script
+				if c.timeout > 0 {
+					in.SetupTimeoutSeconds = c.timeout
+				}
+			}))
+			ws = settled(t, w, ws.ID)
+			step := setupLog(t, w, ws.ID)["setup_script"]
+			if !strings.Contains(step.Output, c.output) {
+				t.Errorf("the log says %q, want %q in it", step.Output, c.output)
+			}
+			if c.ready {
+				if ws.Status != workspace.Ready || ws.MachineStatus != "ready" || ws.SetupStep != "" || ws.Error != nil {
+					t.Fatalf("status %s, machine %s, step %q, error %+v", ws.Status, ws.MachineStatus, ws.SetupStep, ws.Error)
+				}
+				if step.State != "done" || step.ExitCode == nil || *step.ExitCode != 0 {
+					t.Errorf("step is %s with exit code %v", step.State, step.ExitCode)
+				}
+				return
+			}
+			if ws.Status != workspace.Failed || ws.MachineStatus != "failed" || ws.Error == nil {
+				t.Fatalf("status %s, machine %s, error %+v", ws.Status, ws.MachineStatus, ws.Error)
+			}
+			e := ws.Error
+			if e.Step != "setup_script" || ws.SetupStep != "setup_script" || !strings.Contains(e.Message, c.message) {
+				t.Errorf("error %+v, want %q", e, c.message)
+			}
+			if !strings.Contains(e.OutputTail, strings.TrimSpace(c.output)) {
+				t.Errorf("the error's last lines are %q, want %q in them", e.OutputTail, c.output)
+			}
+			switch {
+			case c.code < 0 && (e.ExitCode != nil || e.Signal == ""):
+				t.Errorf("a script that a signal ended has exit code %v, signal %q", e.ExitCode, e.Signal)
+			case c.code >= 0 && (e.ExitCode == nil || *e.ExitCode != c.code || step.ExitCode == nil || *step.ExitCode != c.code):
+				t.Errorf("exit code %v, in the log %v, want %d", e.ExitCode, step.ExitCode, c.code)
+			}
+			if infos, err := w.Provider.List(t.Context(), map[string]string{"managoat.workspace": ws.ID.String()}); err != nil || len(infos) != 0 {
+				t.Errorf("the machine of a failed setup is still there: %v %v", infos, err)
+			}
+		})
+	}
+}
+
+func TestAHundredMegabytesOfOutputKeepTheirEndAndAreCounted(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	const total = 100 << 20
+	ws := create(t, w, makeEnvironment(t, w, script(`yes "one line of a build that never stops talking" | head -c 104857600; echo; echo END`)))
+	ws = ready(t, w, ws.ID)
+	step := setupLog(t, w, ws.ID)["setup_script"]
+	if !strings.HasSuffix(step.Output, "\nEND\n") {
+		t.Errorf("the log ends with %q", step.Output[max(0, len(step.Output)-80):])
+	}
+	if len(step.Output) > 64<<10 {
+		t.Errorf("the log keeps %d bytes", len(step.Output))
+	}
+	if step.DroppedBytes == 0 || step.DroppedBytes+int64(len(step.Output)) > total+(1<<20) {
+		t.Errorf("%d bytes were dropped before the %d that are kept", step.DroppedBytes, len(step.Output))
+	}
+	var shown, dropped int64
+	for _, e := range events[stream.SetupBody](t, w, stream.WorkspaceSetup, ws.ID) {
+		size := len(strings.Join(e.Lines, ""))
+		if size > stream.MaxLines {
+			t.Fatalf("an event carries %d bytes", size)
+		}
+		shown, dropped = shown+int64(size), dropped+e.Dropped
+	}
+	if shown > 16<<20 || dropped == 0 {
+		t.Errorf("the stream carries %d bytes and drops %d", shown, dropped)
+	}
+}
+
+// What a script prints is on the stream while it runs, whole, in order and line by line.
+func TestOutputIsOnTheStreamWhileTheStepRuns(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := create(t, w, makeEnvironment(t, w, script(`printf 'no newline yet'; sleep 2; for i in $(seq 200); do echo "line $i"; done; sleep 1; echo last`)))
+	text := func() string {
+		var b strings.Builder
+		for _, e := range events[stream.SetupBody](t, w, stream.WorkspaceSetup, ws.ID) {
+			if e.Step == "setup_script" {
+				b.WriteString(strings.Join(e.Lines, ""))
+			}
+		}
+		return b.String()
+	}
+	eventually(t, "the first bytes, while the script sleeps", func() bool { return text() == "no newline yet" })
+	if got := setupLog(t, w, ws.ID)["setup_script"]; got.State != "running" || got.Output != "no newline yet" {
+		t.Errorf("the log says %s %q meanwhile", got.State, got.Output)
+	}
+	ready(t, w, ws.ID)
+	want := "no newline yet"
+	for i := range 200 {
+		want += fmt.Sprintf("line %d\n", i+1)
+	}
+	want += "last\n"
+	if got := text(); got != want {
+		t.Errorf("the stream carried %q", got)
+	}
+	var steps []string
+	for _, e := range events[workspace.StatusBody](t, w, stream.WorkspaceStatus, ws.ID) {
+		steps = append(steps, string(e.Status)+" "+e.SetupStep)
+	}
+	if got, want := strings.Join(steps, ", "), "provisioning , provisioning machine"; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "provisioning setup_script, ready ") {
+		t.Errorf("the status went %s", got)
+	}
+}
+
+func TestASetupScriptFindsItsEnvironmentAndNothingOfAConversation(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ctx := t.Context()
+	env := makeEnvironment(t, w, func(in *environment.Input) {
+		in.EnvVars = map[string]string{"PLAIN": "it's $HOME, \"quoted\" `and` \\more", "BOTH": "variable"}
+		in.SetupScript = `
+env | sort | grep -v '^PLAIN='
+[ "$PLAIN" = "it's \$HOME, \"quoted\" \` + "`and\\`" + ` \\more" ] || exit 3
+. ~/.env
+[ "$PLAIN" = "it's \$HOME, \"quoted\" \` + "`and\\`" + ` \\more" ] || exit 4
+[ "$SECRET" = from-the-vault ] || exit 5
+[ "$BOTH" = from-the-environment ] || exit 6
+[ "$(stat -c '%a %U' ~/.env)" = "600 sprite" ] || exit 7
+[ "$(ls "$MANAGOAT_RUNTIME_TEMPLATE" | tr '\n' ' ')" = "claude codex gemini " ] || exit 8
+[ -z "$(ls -A "$MANAGOAT_RUNTIME_TEMPLATE/claude")" ] || exit 9
+echo "the secret is $SECRET"
+echo '{}' > "$MANAGOAT_RUNTIME_TEMPLATE/claude/settings.json"
+shopt login_shell`
+	})
+	for key, value := range map[string]string{"SECRET": "from-the-environment's own", "BOTH": "from-the-environment"} {
+		if _, err := w.Environments.PutSecret(ctx, w.Owner.Actor, env.ID, environment.SecretInput{Key: key, Value: secret.New(value)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v, err := w.Vaults.Create(ctx, w.Owner.Actor, vault.Input{Name: "vault"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Vaults.PutSecret(ctx, w.Owner.Actor, v.ID, vault.SecretInput{Key: "SECRET", Value: secret.New("from-the-vault")}); err != nil {
+		t.Fatal(err)
+	}
+	ws, err := w.Workspaces.Create(ctx, w.Owner.Actor, workspace.CreateInput{Name: "both", EnvironmentID: env.ID, VaultID: &v.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready(t, w, ws.ID)
+	out := setupLog(t, w, ws.ID)["setup_script"].Output
+	for _, want := range []string{
+		"\nMANAGOAT_RUNTIME_TEMPLATE=/home/sprite/.managoat/template\n", "\nHOME=/home/sprite\n", "\nHTTPS_PROXY=http://127.0.0.1:3128\n",
+		"\nGIT_SSL_CAINFO=/etc/ssl/certs/managoat-ca.pem\n", "\nNODE_EXTRA_CA_CERTS=/etc/ssl/certs/managoat-ca.pem\n", "\nNPM_CONFIG_REGISTRY=https://npm.test:",
+		"the secret is [REDACTED]\n", "login_shell    \ton\n",
+	} {
+		if !strings.Contains("\n"+out, want) {
+			t.Errorf("missing %q in\n%s", want, out)
+		}
+	}
+	for _, never := range []string{"MANAGOAT_TOKEN", "MANAGOAT_CONVERSATION_ID", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "GEMINI_CLI_HOME", "from-the-vault", "from-the-environment"} {
+		if strings.Contains(out, never) {
+			t.Errorf("%q in\n%s", never, out)
+		}
+	}
+	if got := run(t, w, ws.ID, "cat ~/.managoat/template/claude/settings.json; ls -A ~/.managoat"); got != "{}\ntemplate\n" {
+		t.Errorf("the script left %q", got)
+	}
+}
+
+func TestPackagesComeFromTheInstancesRegistries(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := create(t, w, makeEnvironment(t, w, func(in *environment.Input) {
+		in.Packages = environment.Packages{Apt: []string{"managoat-hello"}, Npm: []string{"managoat-greet"}}
+		in.SetupScript = "managoat-hello && managoat-greet && sudo apt-get install -y --reinstall managoat-hello >/dev/null && echo again"
+	}))
+	ws = ready(t, w, ws.ID)
+	steps := setupLog(t, w, ws.ID)
+	if got := steps["setup_script"].Output; !strings.HasPrefix(got, "hello from a Debian package\nhello from an npm package\n") || !strings.HasSuffix(got, "again\n") {
+		t.Errorf("the script found %q", got)
+	}
+	if got := steps["packages"]; got.Note != "apt 1, npm 1" || !strings.Contains(got.Output, "$ apt-get update") {
+		t.Errorf("the step says %q and printed %q", got.Note, got.Output)
+	}
+}
+
+func TestAPackageThatFailsNamesItsCommandAndItsLastLines(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	for name, c := range map[string]struct {
+		packages environment.Packages
+		code     int
+		message  string
+		tail     string
+	}{
+		"a postinst that fails":        {environment.Packages{Apt: []string{"managoat-broken"}}, 100, "apt-get install exited with code 100", "managoat-broken: this package cannot be configured"},
+		"an apt package that is not":   {environment.Packages{Apt: []string{"no-such-package"}}, 100, "apt-get install exited with code 100", "E: Unable to locate package no-such-package"},
+		"an npm package that is not":   {environment.Packages{Npm: []string{"no-such-package"}}, 1, "npm install exited with code 1", "404"},
+		"a pip package that is not":    {environment.Packages{Pip: []string{"no-such-package"}}, 1, "pip install exited with code 1", ""},
+		"apt first, npm not even then": {environment.Packages{Apt: []string{"no-such-package"}, Npm: []string{"managoat-greet"}}, 100, "apt-get install", "E: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ws := settled(t, w, create(t, w, makeEnvironment(t, w, func(in *environment.Input) { in.Packages = c.packages })).ID)
+			if ws.Status != workspace.Failed || ws.Error.Step != "packages" || ws.Error.ExitCode == nil || *ws.Error.ExitCode != c.code ||
+				!strings.Contains(ws.Error.Message, c.message) || !strings.Contains(ws.Error.OutputTail, c.tail) {
+				t.Errorf("status %s, error %+v\n%s", ws.Status, ws.Error, logText(t, w, ws.ID))
+			}
+		})
+	}
+}
+
+// A machine whose setup script left another apt at work waits for its lock.
+func TestAptWaitsForAnotherOnesLock(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := create(t, w, makeEnvironment(t, w, script(`
+sudo python3 -c '
+import fcntl, time
+f = open("/var/lib/dpkg/lock-frontend", "w")
+fcntl.lockf(f, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(3)' > /tmp/lock &
+until grep -q locked /tmp/lock; do sleep 0.1; done
+sudo apt-get update >/dev/null && sudo apt-get install -y managoat-hello && managoat-hello`)))
+	ws = ready(t, w, ws.ID)
+	if got := setupLog(t, w, ws.ID)["setup_script"].Output; !strings.Contains(got, "hello from a Debian package") {
+		t.Errorf("the script printed %q", got)
+	}
+}
