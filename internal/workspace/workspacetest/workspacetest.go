@@ -111,7 +111,9 @@ func guestOf(machines string) ([]byte, error) {
 // Host is what a server of a host is made from; a second process can be one from its JSON.
 type Host struct {
 	ID       uuid.UUID
-	Dir      string
+	Instance string
+	Dir      string // the egress process's
+	Machines string // directory of the provider
 	App      string // the database's URLs
 	Platform string
 	ExtraCA  []byte
@@ -121,8 +123,9 @@ type Host struct {
 	Resolve  string
 	Private  string
 	Limits   sandbox.Limits
-	Machines int // that an account may run
+	Quota    int // machines that an account may run
 	Fleet    int
+	Disabled bool // the provider is not offered
 }
 
 // Server is a server's services on one host.
