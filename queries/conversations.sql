@@ -87,11 +87,6 @@ update conversations set runtime_session_id = @session, updated_at = now() where
 -- name: SetAdapter :exec
 update conversations set adapter = sqlc.narg('adapter'), updated_at = now() where tenant_id = app_tenant() and id = @id;
 
--- name: SaveAdapter :execrows
--- Progress of the process that is still the conversation's: a late writer of another one changes nothing.
-update conversations set adapter = @adapter::jsonb
-where tenant_id = app_tenant() and id = @id and adapter ->> 'exec_id' = @exec_id::text;
-
 -- name: DropAdapter :execrows
 update conversations set adapter = null, updated_at = now()
 where tenant_id = app_tenant() and id = @id and adapter ->> 'exec_id' = @exec_id::text;
@@ -122,3 +117,29 @@ group by workspace_id;
 -- name: ConversationOfWorkspace :one
 -- The conversation that an implicit workspace was made for.
 select id from conversations where tenant_id = app_tenant() and workspace_id = @workspace_id order by created_at limit 1;
+
+-- name: Family :one
+-- How deep a conversation lies below the one a person started, and how many live children it has.
+with recursive line as (
+    select c.id, c.parent_id, 1 as depth from conversations c where c.tenant_id = app_tenant() and c.id = @id::uuid
+    union all
+    select p.id, p.parent_id, line.depth + 1 from line join conversations p on p.tenant_id = app_tenant() and p.id = line.parent_id)
+select (max(depth) - 1)::int as depth,
+    (select count(*) from conversations k where k.tenant_id = app_tenant() and k.parent_id = @id::uuid and k.status not in ('failed', 'terminated'))::int as children
+from line;
+
+-- name: SaveProgress :execrows
+-- How far the adapter's output was read, in the transaction of the rows that came of it. A late writer changes nothing:
+-- one whose process is not the conversation's any more, whose last write is not the one before this, or whose turn is
+-- owned by another server.
+update conversations c set adapter = @adapter::jsonb
+where c.tenant_id = app_tenant() and c.id = @id and c.adapter ->> 'exec_id' = @exec_id::text and (c.adapter ->> 'rev')::bigint = @before::bigint
+  and (sqlc.narg('operation')::uuid is null or exists (
+      select 1 from operations o where o.tenant_id = c.tenant_id and o.id = sqlc.narg('operation') and o.owner = @owner::uuid
+        and o.epoch = @epoch::bigint and o.state = 'running'));
+
+-- name: AdapterState :one
+select adapter from conversations where tenant_id = app_tenant() and id = @id;
+
+-- name: ConversationStatus :one
+select status from conversations where tenant_id = app_tenant() and id = @id;

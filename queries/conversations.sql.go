@@ -13,6 +13,17 @@ import (
 	"github.com/google/uuid"
 )
 
+const adapterState = `-- name: AdapterState :one
+select adapter from conversations where tenant_id = app_tenant() and id = $1
+`
+
+func (q *Queries) AdapterState(ctx context.Context, id uuid.UUID) (json.RawMessage, error) {
+	row := q.db.QueryRow(ctx, adapterState, id)
+	var adapter json.RawMessage
+	err := row.Scan(&adapter)
+	return adapter, err
+}
+
 const clearHome = `-- name: ClearHome :exec
 update conversations set home_machine_id = null, updated_at = now() where tenant_id = app_tenant() and id = $1
 `
@@ -135,6 +146,17 @@ func (q *Queries) ConversationOfWorkspace(ctx context.Context, workspaceID uuid.
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
+}
+
+const conversationStatus = `-- name: ConversationStatus :one
+select status from conversations where tenant_id = app_tenant() and id = $1
+`
+
+func (q *Queries) ConversationStatus(ctx context.Context, id uuid.UUID) (string, error) {
+	row := q.db.QueryRow(ctx, conversationStatus, id)
+	var status string
+	err := row.Scan(&status)
+	return status, err
 }
 
 const conversations = `-- name: Conversations :many
@@ -348,6 +370,29 @@ func (q *Queries) FailConversation(ctx context.Context, error json.RawMessage, i
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const family = `-- name: Family :one
+with recursive line as (
+    select c.id, c.parent_id, 1 as depth from conversations c where c.tenant_id = app_tenant() and c.id = $1::uuid
+    union all
+    select p.id, p.parent_id, line.depth + 1 from line join conversations p on p.tenant_id = app_tenant() and p.id = line.parent_id)
+select (max(depth) - 1)::int as depth,
+    (select count(*) from conversations k where k.tenant_id = app_tenant() and k.parent_id = $1::uuid and k.status not in ('failed', 'terminated'))::int as children
+from line
+`
+
+type FamilyRow struct {
+	Depth    int32
+	Children int32
+}
+
+// How deep a conversation lies below the one a person started, and how many live children it has.
+func (q *Queries) Family(ctx context.Context, id uuid.UUID) (FamilyRow, error) {
+	row := q.db.QueryRow(ctx, family, id)
+	var i FamilyRow
+	err := row.Scan(&i.Depth, &i.Children)
+	return i, err
 }
 
 const hideConversation = `-- name: HideConversation :exec
@@ -596,20 +641,37 @@ func (q *Queries) MarkConversationRead(ctx context.Context, id uuid.UUID) (int64
 	return result.RowsAffected(), nil
 }
 
-const saveAdapter = `-- name: SaveAdapter :execrows
-update conversations set adapter = $1::jsonb
-where tenant_id = app_tenant() and id = $2 and adapter ->> 'exec_id' = $3::text
+const saveProgress = `-- name: SaveProgress :execrows
+update conversations c set adapter = $1::jsonb
+where c.tenant_id = app_tenant() and c.id = $2 and c.adapter ->> 'exec_id' = $3::text and (c.adapter ->> 'rev')::bigint = $4::bigint
+  and ($5::uuid is null or exists (
+      select 1 from operations o where o.tenant_id = c.tenant_id and o.id = $5 and o.owner = $6::uuid
+        and o.epoch = $7::bigint and o.state = 'running'))
 `
 
-type SaveAdapterParams struct {
-	Adapter json.RawMessage
-	ID      uuid.UUID
-	ExecID  string
+type SaveProgressParams struct {
+	Adapter   json.RawMessage
+	ID        uuid.UUID
+	ExecID    string
+	Before    int64
+	Operation *uuid.UUID
+	Owner     uuid.UUID
+	Epoch     int64
 }
 
-// Progress of the process that is still the conversation's: a late writer of another one changes nothing.
-func (q *Queries) SaveAdapter(ctx context.Context, arg SaveAdapterParams) (int64, error) {
-	result, err := q.db.Exec(ctx, saveAdapter, arg.Adapter, arg.ID, arg.ExecID)
+// How far the adapter's output was read, in the transaction of the rows that came of it. A late writer changes nothing:
+// one whose process is not the conversation's any more, whose last write is not the one before this, or whose turn is
+// owned by another server.
+func (q *Queries) SaveProgress(ctx context.Context, arg SaveProgressParams) (int64, error) {
+	result, err := q.db.Exec(ctx, saveProgress,
+		arg.Adapter,
+		arg.ID,
+		arg.ExecID,
+		arg.Before,
+		arg.Operation,
+		arg.Owner,
+		arg.Epoch,
+	)
 	if err != nil {
 		return 0, err
 	}

@@ -34,19 +34,22 @@ group by conversation_id;
 
 -- name: InsertTurnOperation :exec
 insert into operations (tenant_id, id, kind, workspace_id, conversation_id, turn_id)
-values (app_tenant(), @id, 'turn', @workspace_id, @conversation_id, @turn_id);
+values (app_tenant(), @id, 'turn', @workspace_id::uuid, @conversation_id::uuid, @turn_id::uuid);
 
 -- name: InsertEndOperation :exec
 -- Stops an ended conversation's adapter and removes its home.
 insert into operations (tenant_id, id, kind, workspace_id, conversation_id)
-values (app_tenant(), @id, 'end', @workspace_id, @conversation_id);
+values (app_tenant(), @id, 'end', @workspace_id::uuid, @conversation_id::uuid);
 
 -- name: ClaimOperation :one
--- One server owns an operation for as long as it renews the lease. A turn waits for the turns before it.
-update operations o set state = 'running', owner = @owner, epoch = o.epoch + 1, lease_until = now() + make_interval(secs => @lease_seconds),
+-- One server owns an operation for as long as it renews the lease; with adopt it takes back what it held before it died.
+-- A turn waits for the turns before it, a conversation's end for all its turns.
+update operations o set state = 'running', owner = @owner::uuid, epoch = o.epoch + 1, lease_until = now() + make_interval(secs => @lease::float8),
     started_at = coalesce(o.started_at, now())
 where o.tenant_id = app_tenant() and o.id = @id and o.kind in ('turn', 'end') and o.state in ('pending', 'running')
-  and (o.lease_until is null or o.lease_until < now())
+  and (o.lease_until is null or o.lease_until < now() or (@adopt::bool and o.owner = @owner::uuid))
+  and not (o.kind = 'end' and exists (
+      select 1 from turns t where t.tenant_id = o.tenant_id and t.conversation_id = o.conversation_id and t.status in ('pending', 'running')))
   and not exists (
       select 1 from turns mine join turns earlier on earlier.tenant_id = mine.tenant_id and earlier.conversation_id = mine.conversation_id
       where mine.tenant_id = o.tenant_id and mine.id = o.turn_id
@@ -55,33 +58,34 @@ returning o.*;
 
 -- name: RenewOperation :one
 -- Also tells what a person asked meanwhile.
-update operations o set lease_until = now() + make_interval(secs => @lease_seconds)
-where o.tenant_id = app_tenant() and o.id = @id and o.owner = @owner and o.epoch = @epoch and o.state = 'running'
+update operations o set lease_until = now() + make_interval(secs => @lease::float8)
+where o.tenant_id = app_tenant() and o.id = @id and o.owner = @owner::uuid and o.epoch = @epoch and o.state = 'running'
 returning coalesce((select t.interrupt_asked is not null from turns t where t.tenant_id = o.tenant_id and t.id = o.turn_id), false)::bool as interrupt_asked;
 
 -- name: ReleaseOperation :exec
 -- Lets another server take it at once.
 update operations set lease_until = null
-where tenant_id = app_tenant() and id = @id and owner = @owner and epoch = @epoch and state = 'running';
+where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running';
 
 -- name: EndOperation :execrows
 update operations set state = @state, lease_until = null, ended_at = now()
-where tenant_id = app_tenant() and id = @id and owner = @owner and epoch = @epoch and state = 'running';
+where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running';
 
 -- name: CancelTurnOperation :execrows
 update operations set state = 'cancelled', lease_until = null, ended_at = now()
-where tenant_id = app_tenant() and turn_id = @turn_id and kind = 'turn' and state in ('pending', 'running');
+where tenant_id = app_tenant() and turn_id = @turn_id::uuid and kind = 'turn' and state in ('pending', 'running');
 
--- name: NextTurnOperation :one
-select o.id from operations o join turns t on t.tenant_id = o.tenant_id and t.id = o.turn_id
-where o.tenant_id = app_tenant() and o.conversation_id = @conversation_id and o.kind = 'turn' and o.state = 'pending' and t.status = 'pending'
-order by t.turn_number limit 1;
+-- name: NextOperations :many
+-- What a conversation still has to do, in order.
+select id from operations
+where tenant_id = app_tenant() and conversation_id = @conversation_id::uuid and kind in ('turn', 'end') and state = 'pending'
+order by created_at, id;
 
 -- name: HoldOperation :one
 -- Whether the owner still holds it, and that it does until the transaction ends: the first statement of everything that
 -- a turn's owner writes.
 select id from operations
-where tenant_id = app_tenant() and id = @id and owner = @owner and epoch = @epoch and state = 'running' for share;
+where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running' for share;
 
 -- name: StartTurn :one
 update turns set status = 'running', started_at = coalesce(started_at, now()), waiting_for = @waiting_for, waiting_since = now()

@@ -56,10 +56,10 @@ func (q *Queries) AskInterrupt(ctx context.Context, id uuid.UUID) (Turn, error) 
 
 const cancelTurnOperation = `-- name: CancelTurnOperation :execrows
 update operations set state = 'cancelled', lease_until = null, ended_at = now()
-where tenant_id = app_tenant() and turn_id = $1 and kind = 'turn' and state in ('pending', 'running')
+where tenant_id = app_tenant() and turn_id = $1::uuid and kind = 'turn' and state in ('pending', 'running')
 `
 
-func (q *Queries) CancelTurnOperation(ctx context.Context, turnID *uuid.UUID) (int64, error) {
+func (q *Queries) CancelTurnOperation(ctx context.Context, turnID uuid.UUID) (int64, error) {
 	result, err := q.db.Exec(ctx, cancelTurnOperation, turnID)
 	if err != nil {
 		return 0, err
@@ -68,10 +68,12 @@ func (q *Queries) CancelTurnOperation(ctx context.Context, turnID *uuid.UUID) (i
 }
 
 const claimOperation = `-- name: ClaimOperation :one
-update operations o set state = 'running', owner = $1, epoch = o.epoch + 1, lease_until = now() + make_interval(secs => $2),
+update operations o set state = 'running', owner = $1::uuid, epoch = o.epoch + 1, lease_until = now() + make_interval(secs => $2::float8),
     started_at = coalesce(o.started_at, now())
 where o.tenant_id = app_tenant() and o.id = $3 and o.kind in ('turn', 'end') and o.state in ('pending', 'running')
-  and (o.lease_until is null or o.lease_until < now())
+  and (o.lease_until is null or o.lease_until < now() or ($4::bool and o.owner = $1::uuid))
+  and not (o.kind = 'end' and exists (
+      select 1 from turns t where t.tenant_id = o.tenant_id and t.conversation_id = o.conversation_id and t.status in ('pending', 'running')))
   and not exists (
       select 1 from turns mine join turns earlier on earlier.tenant_id = mine.tenant_id and earlier.conversation_id = mine.conversation_id
       where mine.tenant_id = o.tenant_id and mine.id = o.turn_id
@@ -80,14 +82,21 @@ returning o.tenant_id, o.id, o.kind, o.workspace_id, o.machine_id, o.conversatio
 `
 
 type ClaimOperationParams struct {
-	Owner        *uuid.UUID
-	LeaseSeconds float64
-	ID           uuid.UUID
+	Owner uuid.UUID
+	Lease float64
+	ID    uuid.UUID
+	Adopt bool
 }
 
-// One server owns an operation for as long as it renews the lease. A turn waits for the turns before it.
+// One server owns an operation for as long as it renews the lease; with adopt it takes back what it held before it died.
+// A turn waits for the turns before it, a conversation's end for all its turns.
 func (q *Queries) ClaimOperation(ctx context.Context, arg ClaimOperationParams) (Operation, error) {
-	row := q.db.QueryRow(ctx, claimOperation, arg.Owner, arg.LeaseSeconds, arg.ID)
+	row := q.db.QueryRow(ctx, claimOperation,
+		arg.Owner,
+		arg.Lease,
+		arg.ID,
+		arg.Adopt,
+	)
 	var i Operation
 	err := row.Scan(
 		&i.TenantID,
@@ -131,13 +140,13 @@ func (q *Queries) CountOpenTurns(ctx context.Context, workspaceID uuid.UUID) (Co
 
 const endOperation = `-- name: EndOperation :execrows
 update operations set state = $1, lease_until = null, ended_at = now()
-where tenant_id = app_tenant() and id = $2 and owner = $3 and epoch = $4 and state = 'running'
+where tenant_id = app_tenant() and id = $2 and owner = $3::uuid and epoch = $4 and state = 'running'
 `
 
 type EndOperationParams struct {
 	State string
 	ID    uuid.UUID
-	Owner *uuid.UUID
+	Owner uuid.UUID
 	Epoch int64
 }
 
@@ -230,12 +239,12 @@ func (q *Queries) FirstToken(ctx context.Context, id uuid.UUID) error {
 
 const holdOperation = `-- name: HoldOperation :one
 select id from operations
-where tenant_id = app_tenant() and id = $1 and owner = $2 and epoch = $3 and state = 'running' for share
+where tenant_id = app_tenant() and id = $1 and owner = $2::uuid and epoch = $3 and state = 'running' for share
 `
 
 type HoldOperationParams struct {
 	ID    uuid.UUID
-	Owner *uuid.UUID
+	Owner uuid.UUID
 	Epoch int64
 }
 
@@ -250,13 +259,13 @@ func (q *Queries) HoldOperation(ctx context.Context, arg HoldOperationParams) (u
 
 const insertEndOperation = `-- name: InsertEndOperation :exec
 insert into operations (tenant_id, id, kind, workspace_id, conversation_id)
-values (app_tenant(), $1, 'end', $2, $3)
+values (app_tenant(), $1, 'end', $2::uuid, $3::uuid)
 `
 
 type InsertEndOperationParams struct {
 	ID             uuid.UUID
-	WorkspaceID    *uuid.UUID
-	ConversationID *uuid.UUID
+	WorkspaceID    uuid.UUID
+	ConversationID uuid.UUID
 }
 
 // Stops an ended conversation's adapter and removes its home.
@@ -369,14 +378,14 @@ func (q *Queries) InsertTurn(ctx context.Context, arg InsertTurnParams) (Turn, e
 
 const insertTurnOperation = `-- name: InsertTurnOperation :exec
 insert into operations (tenant_id, id, kind, workspace_id, conversation_id, turn_id)
-values (app_tenant(), $1, 'turn', $2, $3, $4)
+values (app_tenant(), $1, 'turn', $2::uuid, $3::uuid, $4::uuid)
 `
 
 type InsertTurnOperationParams struct {
 	ID             uuid.UUID
-	WorkspaceID    *uuid.UUID
-	ConversationID *uuid.UUID
-	TurnID         *uuid.UUID
+	WorkspaceID    uuid.UUID
+	ConversationID uuid.UUID
+	TurnID         uuid.UUID
 }
 
 func (q *Queries) InsertTurnOperation(ctx context.Context, arg InsertTurnOperationParams) error {
@@ -389,17 +398,31 @@ func (q *Queries) InsertTurnOperation(ctx context.Context, arg InsertTurnOperati
 	return err
 }
 
-const nextTurnOperation = `-- name: NextTurnOperation :one
-select o.id from operations o join turns t on t.tenant_id = o.tenant_id and t.id = o.turn_id
-where o.tenant_id = app_tenant() and o.conversation_id = $1 and o.kind = 'turn' and o.state = 'pending' and t.status = 'pending'
-order by t.turn_number limit 1
+const nextOperations = `-- name: NextOperations :many
+select id from operations
+where tenant_id = app_tenant() and conversation_id = $1::uuid and kind in ('turn', 'end') and state = 'pending'
+order by created_at, id
 `
 
-func (q *Queries) NextTurnOperation(ctx context.Context, conversationID *uuid.UUID) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, nextTurnOperation, conversationID)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
+// What a conversation still has to do, in order.
+func (q *Queries) NextOperations(ctx context.Context, conversationID uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, nextOperations, conversationID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const openPermissionRequests = `-- name: OpenPermissionRequests :many
@@ -635,12 +658,12 @@ func (q *Queries) PromptSent(ctx context.Context, id uuid.UUID) (int64, error) {
 
 const releaseOperation = `-- name: ReleaseOperation :exec
 update operations set lease_until = null
-where tenant_id = app_tenant() and id = $1 and owner = $2 and epoch = $3 and state = 'running'
+where tenant_id = app_tenant() and id = $1 and owner = $2::uuid and epoch = $3 and state = 'running'
 `
 
 type ReleaseOperationParams struct {
 	ID    uuid.UUID
-	Owner *uuid.UUID
+	Owner uuid.UUID
 	Epoch int64
 }
 
@@ -651,22 +674,22 @@ func (q *Queries) ReleaseOperation(ctx context.Context, arg ReleaseOperationPara
 }
 
 const renewOperation = `-- name: RenewOperation :one
-update operations o set lease_until = now() + make_interval(secs => $1)
-where o.tenant_id = app_tenant() and o.id = $2 and o.owner = $3 and o.epoch = $4 and o.state = 'running'
+update operations o set lease_until = now() + make_interval(secs => $1::float8)
+where o.tenant_id = app_tenant() and o.id = $2 and o.owner = $3::uuid and o.epoch = $4 and o.state = 'running'
 returning coalesce((select t.interrupt_asked is not null from turns t where t.tenant_id = o.tenant_id and t.id = o.turn_id), false)::bool as interrupt_asked
 `
 
 type RenewOperationParams struct {
-	LeaseSeconds float64
-	ID           uuid.UUID
-	Owner        *uuid.UUID
-	Epoch        int64
+	Lease float64
+	ID    uuid.UUID
+	Owner uuid.UUID
+	Epoch int64
 }
 
 // Also tells what a person asked meanwhile.
 func (q *Queries) RenewOperation(ctx context.Context, arg RenewOperationParams) (bool, error) {
 	row := q.db.QueryRow(ctx, renewOperation,
-		arg.LeaseSeconds,
+		arg.Lease,
 		arg.ID,
 		arg.Owner,
 		arg.Epoch,

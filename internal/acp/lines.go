@@ -45,9 +45,9 @@ func (l *Lines) Write(p []byte) []Line {
 	return lines
 }
 
-// Pending tells how many bytes of a line without an end have been read: a line that Long covers may be freed from the
+// Dropping tells that a line over MaxLine is being read, and up to which offset: that much of it may be freed from the
 // spool before it ends.
-func (l *Lines) Pending() (n int64, long bool) { return l.next - l.start, l.long }
+func (l *Lines) Dropping() (upTo int64, ok bool) { return l.next, l.long }
 
 // Rest ends the stream: what came after the last line end, if anything.
 func (l *Lines) Rest() (Line, bool) {

@@ -435,3 +435,9 @@ func lockName(ctx context.Context, dir, name string, progress func(string)) (unl
 		}
 	}
 }
+
+// Version is the pinned version of what a runtime installs; "" for one that installs nothing.
+func Version(name string) string {
+	p, _ := pinned(name)
+	return p.Version
+}

@@ -1,0 +1,288 @@
+package conversation
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/internal/audit"
+	"managoat/internal/identity"
+	"managoat/internal/refusal"
+	"managoat/internal/tenant"
+	"managoat/internal/transcript"
+	"managoat/queries"
+)
+
+// Reasons why a turn was interrupted.
+const (
+	ByUser            = "user"                    // somebody interrupted it
+	ByWithdrawal      = "withdrawn"               // it was queued and taken back
+	ByTermination     = "conversation_terminated" // its conversation was ended
+	ByInstanceRestart = "instance_restarted"      // the server restarted and nothing of it could be found
+)
+
+// Values of title_source.
+const (
+	titleByPerson = "person"
+	titleByAgent  = "agent"
+)
+
+// Interrupt ends a turn: the one that is named, else the one that runs, else the next that waits. One that waits is
+// withdrawn at once; one that runs is asked to stop, and is ended by a deadline whatever its agent does.
+func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUID, turnID *uuid.UUID) (Turn, error) {
+	var turn queries.Turn
+	var after announcements
+	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+		after = nil
+		c, err := s.lock(ctx, tx, actor, id)
+		if err != nil {
+			return err
+		}
+		target, err := interruptible(ctx, tx, id, turnID)
+		if err != nil {
+			return err
+		}
+		if target.Status == Pending {
+			turn, err = s.withdraw(ctx, tx, target, ByWithdrawal)
+		} else {
+			turn, err = tx.AskInterrupt(ctx, target.ID)
+			after.add(func() { s.interrupt(target.ID) })
+		}
+		if err != nil {
+			return err
+		}
+		if err := audit.Write(ctx, tx, actor, audit.ConversationInterrupt, resource, id); err != nil {
+			return err
+		}
+		return s.tell(ctx, tx, actor.TenantID, id, c.WorkspaceID, &after)
+	})
+	if err != nil {
+		return Turn{}, fmt.Errorf("interrupt: %w", err)
+	}
+	after.run()
+	s.kick(actor.TenantID, id)
+	return viewTurn(turn)
+}
+
+func interruptible(ctx context.Context, tx db.Tx, id uuid.UUID, turnID *uuid.UUID) (queries.Turn, error) {
+	open, err := tx.OpenTurns(ctx, id)
+	if err != nil {
+		return queries.Turn{}, err
+	}
+	for _, t := range open {
+		if turnID == nil || t.ID == *turnID {
+			return t, nil
+		}
+	}
+	if turnID == nil {
+		return queries.Turn{}, refusal.New(refusal.NoTurnRunning, "No turn runs or waits in this conversation.")
+	}
+	t, err := tx.Turn(ctx, *turnID)
+	if err != nil || t.ConversationID != id {
+		if err == nil || db.NotFound(err) {
+			return queries.Turn{}, refusal.NotFoundError()
+		}
+		return queries.Turn{}, err
+	}
+	return queries.Turn{}, refusal.New(refusal.NoTurnRunning, "Turn %d has ended: it is %s.", t.TurnNumber, t.Status)
+}
+
+// withdraw ends a turn that waits. It was never shown to the agent, nor in the transcript.
+func (s *Service) withdraw(ctx context.Context, tx db.Tx, t queries.Turn, reason string) (queries.Turn, error) {
+	if _, err := tx.CancelTurnOperation(ctx, t.ID); err != nil {
+		return queries.Turn{}, err
+	}
+	return tx.EndTurn(ctx, queries.EndTurnParams{ID: t.ID, Status: Interrupted, Reason: reason, Usage: json.RawMessage("{}")})
+}
+
+// Terminate ends a conversation: its turns, its adapter, its config home. The transcript stays. Ending one that has ended
+// changes nothing.
+func (s *Service) Terminate(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Conversation, error) {
+	if err := s.end(ctx, actor, id, audit.ConversationTerminate, nil); err != nil {
+		return Conversation{}, fmt.Errorf("terminate: %w", err)
+	}
+	return s.show(ctx, actor.TenantID, id)
+}
+
+// Delete ends a conversation and hides it.
+func (s *Service) Delete(ctx context.Context, actor tenant.Actor, id uuid.UUID) error {
+	err := s.end(ctx, actor, id, audit.ConversationDelete, func(tx db.Tx) error { return tx.HideConversation(ctx, id) })
+	if err != nil {
+		return fmt.Errorf("delete: %w", err)
+	}
+	return nil
+}
+
+func (s *Service) end(ctx context.Context, actor tenant.Actor, id uuid.UUID, action audit.Action, also func(db.Tx) error) error {
+	var after announcements
+	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+		after = nil
+		c, err := s.lock(ctx, tx, actor, id)
+		if err != nil {
+			return err
+		}
+		if also != nil {
+			if err := also(tx); err != nil {
+				return err
+			}
+		}
+		if err := audit.Write(ctx, tx, actor, action, resource, id); err != nil {
+			return err
+		}
+		return s.terminate(ctx, tx, actor, c, &after)
+	})
+	if err != nil {
+		return err
+	}
+	after.run()
+	s.kick(actor.TenantID, id)
+	return nil
+}
+
+// terminate ends a locked conversation. What remains on its machine is the work of an operation, which outlives us.
+func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, after *announcements) error {
+	n, err := tx.TerminateConversation(ctx, c.ID)
+	if err != nil || n == 0 {
+		return err
+	}
+	open, err := tx.OpenTurns(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	running := false
+	for _, t := range open {
+		if t.Status == Pending {
+			_, err = s.withdraw(ctx, tx, t, ByTermination)
+		} else {
+			running = true
+			_, err = tx.AskInterrupt(ctx, t.ID)
+			after.add(func() { s.interrupt(t.ID) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !running { // else the turn's own end is the transcript's last row
+		pending, err := s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "terminate", State: "done"}})
+		if err != nil {
+			return err
+		}
+		after.add(pending.Announce)
+	}
+	if err := identity.RevokeSandboxKeys(ctx, tx, actor, c.ID); err != nil {
+		return err
+	}
+	return s.finish(ctx, tx, c, after)
+}
+
+// finish leaves the cleaning up after a conversation that ended to an operation of its own. A workspace of its own ends
+// with it.
+func (s *Service) finish(ctx context.Context, tx db.Tx, c queries.Conversation, after *announcements) error {
+	if err := tx.InsertEndOperation(ctx, queries.InsertEndOperationParams{ID: uuid.Must(uuid.NewV7()), WorkspaceID: c.WorkspaceID, ConversationID: c.ID}); err != nil {
+		return err
+	}
+	announce, err := s.o.Workspaces.EndImplicitTx(ctx, tx, c.TenantID, c.WorkspaceID)
+	if err != nil {
+		return err
+	}
+	after.add(announce)
+	return s.tell(ctx, tx, c.TenantID, c.ID, c.WorkspaceID, after)
+}
+
+// PatchInput is what people change of a conversation. A field that is nil stays.
+type PatchInput struct {
+	Title  *string            `json:"title" doc:"up to 120 characters; empty: from the first prompt again"`
+	Labels *map[string]string `json:"labels" doc:"replaces all of them"`
+}
+
+// Patch changes a conversation's title or labels.
+func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, in PatchInput) (Conversation, error) {
+	var v refusal.Validation
+	if in.Title != nil {
+		title := strings.TrimSpace(db.SafeText(*in.Title))
+		in.Title = &title
+		v.Check(utf8.RuneCountInString(title) <= maxTitle, "title", "must have at most %d characters", maxTitle)
+	}
+	if in.Labels != nil {
+		checkLabels(&v, in.Labels)
+	}
+	if err := v.Err(); err != nil {
+		return Conversation{}, err
+	}
+	var after announcements
+	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+		after = nil
+		c, err := s.lock(ctx, tx, actor, id)
+		if err != nil {
+			return err
+		}
+		p := queries.UpdateConversationParams{ID: id, Title: c.Title, TitleSource: c.TitleSource, Labels: c.Labels}
+		var changed []string
+		if in.Title != nil {
+			changed = append(changed, "title")
+			p.Title, p.TitleSource = *in.Title, titleByPerson
+			if *in.Title == "" {
+				p.TitleSource = ""
+				if first, err := tx.TurnByNumber(ctx, id, 1); err == nil {
+					p.Title = titleOf(first.Prompt)
+				} else if !db.NotFound(err) {
+					return err
+				}
+			}
+		}
+		if in.Labels != nil {
+			changed = append(changed, "labels")
+			if p.Labels, err = json.Marshal(*in.Labels); err != nil {
+				return err
+			}
+		}
+		if err := tx.UpdateConversation(ctx, p); err != nil {
+			return err
+		}
+		if err := audit.Write(ctx, tx, actor, audit.ConversationUpdate, resource, id, changed...); err != nil {
+			return err
+		}
+		return s.tell(ctx, tx, actor.TenantID, id, c.WorkspaceID, &after)
+	})
+	if err != nil {
+		return Conversation{}, fmt.Errorf("change a conversation: %w", err)
+	}
+	after.run()
+	return s.show(ctx, actor.TenantID, id)
+}
+
+// MarkRead notes that a person has read the conversation up to now.
+func (s *Service) MarkRead(ctx context.Context, actor tenant.Actor, id uuid.UUID) error {
+	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+		if _, err := s.lock(ctx, tx, actor, id); err != nil {
+			return err
+		}
+		if _, err := tx.MarkConversationRead(ctx, id); err != nil {
+			return err
+		}
+		return audit.Write(ctx, tx, actor, audit.ConversationRead, resource, id)
+	})
+	if err != nil {
+		return fmt.Errorf("mark a conversation read: %w", err)
+	}
+	return nil
+}
+
+// Answer answers an open permission request. Every policy of this version answers by itself, so a request that a person
+// can see is resolved already.
+func (s *Service) Answer(ctx context.Context, actor tenant.Actor, id, requestID uuid.UUID, optionID string) (Request, error) {
+	q := s.db.Tenant(actor.TenantID)
+	if _, err := q.Conversation(ctx, id); err != nil {
+		return Request{}, missing(err)
+	}
+	r, err := q.PermissionRequest(ctx, requestID, id)
+	if err != nil {
+		return Request{}, missing(err)
+	}
+	return Request{}, refusal.New(refusal.PermissionResolved, "The permission request was answered already: %s.", r.Outcome).With("request", viewRequest(r))
+}

@@ -1,0 +1,136 @@
+package conversation
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/internal/audit"
+	"managoat/internal/secret"
+	"managoat/internal/tenant"
+	"managoat/internal/transcript"
+	"managoat/internal/workspace"
+)
+
+// What a workspace asks about the conversations in it: the methods of workspace.Occupants.
+
+var _ workspace.Occupants = (*Service)(nil)
+
+// OpenTurns counts the turns that run and wait in a workspace.
+func (s *Service) OpenTurns(ctx context.Context, tenantID, workspaceID uuid.UUID) (running, pending int, err error) {
+	n, err := s.db.Tenant(tenantID).CountOpenTurns(ctx, workspaceID)
+	if err != nil {
+		return 0, 0, fmt.Errorf("count open turns: %w", err)
+	}
+	return int(n.Running), int(n.Pending), nil
+}
+
+// TerminateAll ends every live conversation of a workspace, keeping their transcripts.
+func (s *Service) TerminateAll(ctx context.Context, actor tenant.Actor, workspaceID uuid.UUID) error {
+	live, err := s.db.Tenant(actor.TenantID).LiveConversations(ctx, workspaceID)
+	if err != nil {
+		return fmt.Errorf("list live conversations: %w", err)
+	}
+	for _, c := range live {
+		var after announcements
+		err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
+			after = nil
+			c, err := tx.LockConversationAlways(ctx, c.ID)
+			if err != nil {
+				return err
+			}
+			if err := audit.Write(ctx, tx, actor, audit.ConversationTerminate, resource, c.ID); err != nil {
+				return err
+			}
+			return s.terminate(ctx, tx, actor, c, &after)
+		})
+		if err != nil {
+			return fmt.Errorf("terminate conversation %s: %w", c.ID, err)
+		}
+		after.run()
+		s.kick(actor.TenantID, c.ID)
+	}
+	return nil
+}
+
+// LiveSecrets are the credentials that conversations hold on a workspace's machine: what disk reads must not show.
+func (s *Service) LiveSecrets(ctx context.Context, tenantID, workspaceID uuid.UUID) ([]secret.Value, error) {
+	all, err := s.db.Tenant(tenantID).WorkspaceConversations(ctx, workspaceID)
+	if err != nil {
+		return nil, fmt.Errorf("list conversations: %w", err)
+	}
+	var values []secret.Value
+	for _, c := range all {
+		a, err := readAdapter(c.Adapter)
+		if err != nil {
+			return nil, err
+		}
+		if a == nil {
+			continue
+		}
+		held, err := s.openKeys(ctx, tenantID, *a)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, held...)
+	}
+	return values, nil
+}
+
+// LiveDirs are the working directories of a workspace's live conversations.
+func (s *Service) LiveDirs(ctx context.Context, tenantID, workspaceID uuid.UUID) ([]string, error) {
+	live, err := s.db.Tenant(tenantID).LiveConversations(ctx, workspaceID)
+	if err != nil {
+		return nil, fmt.Errorf("list live conversations: %w", err)
+	}
+	dirs := make([]string, len(live))
+	for i, c := range live {
+		dirs[i] = c.Cwd
+	}
+	return dirs, nil
+}
+
+// ImplicitStage puts what the setup of a conversation's own workspace does into its transcript.
+func (s *Service) ImplicitStage(ctx context.Context, tenantID, workspaceID uuid.UUID, e workspace.StageEvent) error {
+	id, err := s.db.Tenant(tenantID).ConversationOfWorkspace(ctx, workspaceID)
+	if err != nil {
+		return fmt.Errorf("find the conversation of a workspace: %w", err)
+	}
+	b := transcript.StageBody{Stage: e.Step, State: e.State, DurationMS: e.Duration.Milliseconds(), Detail: map[string]any{}}
+	if e.Note != "" {
+		b.Detail["note"] = e.Note
+	}
+	switch e.State {
+	case workspace.StagePrinted:
+		b.State = "started" // it goes on
+		b.Detail["lines"] = e.Lines
+		if e.Dropped > 0 {
+			b.Detail["dropped"] = e.Dropped
+		}
+	case workspace.StageSkipped:
+		b.State = "done"
+		b.Detail["skipped"] = true
+	case workspace.StageFailed:
+		if e.Error != nil {
+			b.Reason = e.Error.Message
+			b.Detail["error"] = e.Error
+		}
+	}
+	_, err = s.o.Writer.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Stage, Body: b})
+	return err
+}
+
+// ConversationCounts counts the live conversations of workspaces; a workspace without any is not in the answer.
+func (s *Service) ConversationCounts(ctx context.Context, tenantID uuid.UUID, workspaces []uuid.UUID) (map[uuid.UUID]int, error) {
+	rows, err := s.db.Tenant(tenantID).ConversationCounts(ctx, workspaces)
+	if err != nil {
+		return nil, fmt.Errorf("count conversations: %w", err)
+	}
+	counts := make(map[uuid.UUID]int, len(rows))
+	for _, r := range rows {
+		counts[r.WorkspaceID] = int(r.N)
+	}
+	return counts, nil
+}

@@ -1,0 +1,140 @@
+package conversation
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	"managoat/internal/acp"
+	"managoat/internal/refusal"
+	"managoat/internal/transcript"
+	"managoat/sandbox/guest"
+)
+
+// Codes of a turn's error, beside those of refusals that end a turn (setup_failed, sandbox_provider_disabled, …).
+const (
+	CodeInternal          = "internal"              // a fault of the server; its log has the cause
+	CodeRuntimeTemplate   = "runtime_template"      // the config home could not be made from the template
+	CodeNotInstalled      = "runtime_not_installed" // the machine does not find the command, or the adapter's installation failed
+	CodeAdapterCrashed    = "adapter_crashed"       // the runtime ended by itself
+	CodeAdapterSilent     = "adapter_silent"        // the runtime did not answer in time
+	CodeAdapterProtocol   = "adapter_protocol"      // the runtime does not speak the protocol as it must
+	CodeOutOfMemory       = "out_of_memory"         // the kernel ended the runtime for the machine's memory limit
+	CodeAgentError        = "agent_error"           // the agent answered the prompt with an error
+	CodeStopped           = "stopped"               // the agent stopped for a reason that is not the end of its turn
+	CodeImagesUnsupported = "images_not_supported"  // the runtime takes no images
+	CodeMachineGone       = "sandbox_unreachable"   // the connection to the machine was lost for good
+	CodeDirectory         = "cwd_not_allowed"       // links lead the working directory elsewhere
+	CodeDisk              = "disk_full"             // the machine's disk is full
+)
+
+// failure is an error that ends a turn with a problem that people see.
+type failure struct {
+	problem  Problem
+	exitCode *int
+	// crashed: the runtime ended before it read the prompt, so that the turn may be started once more.
+	crashed bool
+	// ends: the conversation cannot go on either, when its machine is its own.
+	ends  bool
+	cause error
+}
+
+func (f *failure) Error() string {
+	if f.cause != nil {
+		return fmt.Sprintf("%s: %s: %v", f.problem.Code, f.problem.Message, f.cause)
+	}
+	return f.problem.Code + ": " + f.problem.Message
+}
+
+func (f *failure) Unwrap() error { return f.cause }
+
+func fail(code, format string, args ...any) *failure {
+	return &failure{problem: Problem{Code: code, Message: fmt.Sprintf(format, args...), Fields: map[string]any{}}}
+}
+
+func (f *failure) with(field string, value any) *failure {
+	f.problem.Fields[field] = value
+	return f
+}
+
+func (f *failure) because(err error) *failure {
+	f.cause = err
+	return f
+}
+
+// failureOf makes an error into what a turn shows of it.
+func failureOf(err error) *failure {
+	var f *failure
+	if errors.As(err, &f) {
+		return f
+	}
+	if r, ok := refusal.As(err); ok {
+		return &failure{problem: Problem{Code: string(r.Code), Message: r.Message, Fields: maps.Clone(r.Fields)}, ends: r.Code == refusal.SetupFailed, cause: err}
+	}
+	if errors.Is(err, guest.ErrGone) {
+		return fail(CodeMachineGone, "The connection to the machine was lost. Its disk is untouched: send the prompt again.").because(err)
+	}
+	var file *guest.FileError
+	if errors.As(err, &file) && file.Code == guest.ErrDiskFull {
+		return fail(CodeDisk, "The machine's disk is full: %s could not be written. Remove files and send the prompt again.", file.Path).because(err)
+	}
+	var agent *acp.Error
+	if errors.As(err, &agent) {
+		return agentError(agent)
+	}
+	return fail(CodeInternal, "Something went wrong on the server. Its log has the cause.").because(err)
+}
+
+// agentError is an error that the agent answered with, in its own words.
+func agentError(e *acp.Error) *failure {
+	f := fail(CodeAgentError, "The agent answered with an error: %s", e.Message).with("agent_code", e.Code)
+	if len(e.Data) > 0 && string(e.Data) != "null" {
+		f.with("data", json.RawMessage(e.Data))
+	}
+	return f.because(e)
+}
+
+// clean passes what a machine said in a problem through the gate.
+func (p Problem) clean(g *transcript.Gate) Problem {
+	b, err := json.Marshal(p)
+	if err != nil {
+		return Problem{Code: p.Code, Message: g.String(p.Message)}
+	}
+	var out Problem
+	if json.Unmarshal(g.JSON(b), &out) != nil {
+		return Problem{Code: p.Code, Message: g.String(p.Message)}
+	}
+	return out
+}
+
+// ended says how a runtime's process ended.
+func exited(e guest.Exit, stderr string) *failure {
+	var f *failure
+	switch {
+	case e.OutOfMemory:
+		f = fail(CodeOutOfMemory, "The machine ran out of memory, and the kernel ended the runtime. Give the machine more memory, or run less in it at once.")
+	case e.StartError != "":
+		f = fail(CodeNotInstalled, "The machine could not start the runtime: %s.", e.StartError)
+	case e.Signal != "":
+		f = fail(CodeAdapterCrashed, "The runtime was ended by %s.", e.Signal).with("signal", e.Signal)
+	default:
+		f = fail(CodeAdapterCrashed, "The runtime ended with exit code %d.", e.Code)
+	}
+	if e.Signal == "" && e.StartError == "" {
+		code := e.Code
+		f.exitCode = &code
+		f.with("exit_code", code)
+	}
+	if stderr = strings.TrimSpace(stderr); stderr != "" {
+		f.with("stderr", stderr)
+	}
+	return f
+}
+
+// notFound is what a shell exits with when it does not find a command, and when it may not run it.
+const (
+	exitNotExecutable = 126
+	exitNotFound      = 127
+)

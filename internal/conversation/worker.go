@@ -1,0 +1,284 @@
+package conversation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/db"
+	"managoat/queries"
+)
+
+// Times of owned operations. A server that died is replaced when its lease has ended; one that restarted adopts its own
+// at once.
+const (
+	lease      = 15 * time.Second
+	renewEvery = 4 * time.Second
+	sweepEvery = 2 * time.Second // between looks for operations that nobody owns
+	retryFirst = 50 * time.Millisecond
+	retryMost  = 2 * time.Second
+	lastWrites = 5 * time.Second // for what must be written after a context ended
+)
+
+// errFenced says that the operation is no longer ours: somebody else acts, and we must not.
+var errFenced = errors.New("the operation is owned by another server now")
+
+// worker keeps track of what runs.
+type worker struct {
+	mu      sync.Mutex
+	kicked  map[db.Ref]struct{}    // conversations with new work
+	active  map[uuid.UUID]struct{} // operations that run here
+	signal  chan struct{}
+	running sync.WaitGroup
+}
+
+func (w *worker) init() {
+	w.kicked, w.active, w.signal = map[db.Ref]struct{}{}, map[uuid.UUID]struct{}{}, make(chan struct{}, 1)
+}
+
+// kick says that a conversation may have work to do. It never waits.
+func (s *Service) kick(tenantID, conversationID uuid.UUID) {
+	s.work.mu.Lock()
+	s.work.kicked[db.Ref{TenantID: tenantID, ID: conversationID}] = struct{}{}
+	s.work.mu.Unlock()
+	select {
+	case s.work.signal <- struct{}{}:
+	default:
+	}
+}
+
+// Run does the service's work until ctx ends: turns, and the cleaning up after conversations. When it returns nothing of
+// it runs any more; adapters go on in their machines and are taken up again by the next server.
+func (s *Service) Run(ctx context.Context) error {
+	defer s.detachAll()
+	defer s.work.running.Wait()
+	if err := s.adopt(ctx); err != nil && ctx.Err() == nil {
+		return err
+	}
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.work.signal:
+			for _, ref := range s.takeKicks() {
+				s.startNext(ctx, ref)
+			}
+		case <-sweep.C:
+			refs, err := s.db.Due(ctx, db.DueOperations)
+			if err != nil {
+				if ctx.Err() == nil {
+					s.log.Warn("look for due operations", "error", err)
+				}
+				continue
+			}
+			for _, ref := range refs {
+				s.start(ctx, ref, false)
+			}
+		}
+	}
+}
+
+// adopt takes back what this server held before it restarted.
+func (s *Service) adopt(ctx context.Context) error {
+	held, err := s.db.Lookup().HeldOperations(ctx, s.o.Owner)
+	if err != nil {
+		return fmt.Errorf("look for held operations: %w", err)
+	}
+	for _, h := range held {
+		s.start(ctx, db.Ref{TenantID: h.TenantID, ID: h.ID}, true)
+	}
+	return nil
+}
+
+func (s *Service) takeKicks() []db.Ref {
+	s.work.mu.Lock()
+	defer s.work.mu.Unlock()
+	refs := make([]db.Ref, 0, len(s.work.kicked))
+	for ref := range s.work.kicked {
+		refs = append(refs, ref)
+	}
+	clear(s.work.kicked)
+	return refs
+}
+
+// startNext starts what a conversation has to do.
+func (s *Service) startNext(ctx context.Context, conversation db.Ref) {
+	ids, err := s.db.Tenant(conversation.TenantID).NextOperations(ctx, conversation.ID)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.log.Warn("look for a conversation's next operation", "conversation", conversation.ID, "error", err)
+		}
+		return // the sweep finds it
+	}
+	for _, id := range ids {
+		s.start(ctx, db.Ref{TenantID: conversation.TenantID, ID: id}, false)
+	}
+}
+
+// start claims an operation and runs it, unless it runs here already, is not of our kinds, or must wait.
+func (s *Service) start(ctx context.Context, ref db.Ref, adopt bool) {
+	s.work.mu.Lock()
+	if _, ok := s.work.active[ref.ID]; ok || ctx.Err() != nil {
+		s.work.mu.Unlock()
+		return
+	}
+	s.work.active[ref.ID] = struct{}{}
+	s.work.running.Add(1)
+	s.work.mu.Unlock()
+	go func() {
+		defer s.work.running.Done()
+		var conversation *uuid.UUID
+		defer func() {
+			s.work.mu.Lock()
+			delete(s.work.active, ref.ID)
+			s.work.mu.Unlock()
+			if conversation != nil {
+				s.kick(ref.TenantID, *conversation)
+			}
+		}()
+		row, err := s.db.Tenant(ref.TenantID).ClaimOperation(ctx, queries.ClaimOperationParams{ID: ref.ID, Owner: s.o.Owner, Lease: lease.Seconds(), Adopt: adopt})
+		if err != nil {
+			if !db.NotFound(err) && ctx.Err() == nil {
+				s.log.Warn("claim an operation", "operation", ref.ID, "error", err)
+			}
+			return
+		}
+		conversation = row.ConversationID
+		s.run(ctx, &operation{s: s, row: row})
+	}()
+}
+
+// operation is one that we own.
+type operation struct {
+	s   *Service
+	row queries.Operation
+}
+
+func (s *Service) run(ctx context.Context, op *operation) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	renewed := make(chan struct{})
+	go func() {
+		defer close(renewed)
+		op.renew(ctx, cancel)
+	}()
+	defer func() { <-renewed }()
+	defer cancel(nil)
+	var err error
+	switch op.row.Kind {
+	case "turn":
+		err = s.runTurn(ctx, op)
+	case "end":
+		err = s.runEnd(ctx, op)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(context.Cause(ctx), errFenced), errors.Is(err, errFenced):
+		s.log.Warn("an operation went to another server", "operation", op.row.ID, "epoch", op.row.Epoch)
+	default:
+		if ctx.Err() == nil {
+			s.log.Error("an operation failed", "operation", op.row.ID, "kind", op.row.Kind, "error", err)
+		}
+		op.release(ctx)
+	}
+}
+
+// renew keeps the lease, and hands on what a person asked through another server.
+func (op *operation) renew(ctx context.Context, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		asked, err := op.s.db.Tenant(op.row.TenantID).RenewOperation(ctx, queries.RenewOperationParams{
+			ID: op.row.ID, Owner: op.s.o.Owner, Epoch: op.row.Epoch, Lease: lease.Seconds()})
+		switch {
+		case db.NotFound(err):
+			cancel(errFenced)
+			return
+		case err != nil:
+			if ctx.Err() == nil {
+				op.s.log.Warn("renew a lease", "operation", op.row.ID, "error", err)
+			}
+		case asked && op.row.TurnID != nil:
+			op.s.interrupt(*op.row.TurnID)
+		}
+	}
+}
+
+// release gives the operation back, for the next server to take at once.
+func (op *operation) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWrites)
+	defer cancel()
+	err := op.s.db.Tenant(op.row.TenantID).ReleaseOperation(ctx, queries.ReleaseOperationParams{ID: op.row.ID, Owner: op.s.o.Owner, Epoch: op.row.Epoch})
+	if err != nil {
+		op.s.log.Warn("release an operation", "operation", op.row.ID, "error", err)
+	}
+}
+
+// write runs fn in a transaction of the operation's account that only its owner may make.
+func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
+	return op.s.persist(ctx, func() error {
+		return op.s.db.InTenant(ctx, op.row.TenantID, func(tx db.Tx) error {
+			if err := op.hold(ctx, tx); err != nil {
+				return err
+			}
+			return fn(tx)
+		})
+	})
+}
+
+func (op *operation) hold(ctx context.Context, tx db.Tx) error {
+	_, err := tx.HoldOperation(ctx, queries.HoldOperationParams{ID: op.row.ID, Owner: op.s.o.Owner, Epoch: op.row.Epoch})
+	if db.NotFound(err) {
+		return errFenced
+	}
+	return err
+}
+
+// endWith ends the operation in the transaction of what it did.
+func (op *operation) endWith(ctx context.Context, tx db.Tx, state string) error {
+	n, err := tx.EndOperation(ctx, queries.EndOperationParams{ID: op.row.ID, Owner: op.s.o.Owner, Epoch: op.row.Epoch, State: state})
+	if err == nil && n == 0 {
+		return errFenced
+	}
+	return err
+}
+
+// persist repeats a write that failed because the database was away, until ctx ends.
+func (s *Service) persist(ctx context.Context, write func() error) error {
+	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
+		err := write()
+		if err == nil || !transient(err) {
+			return err
+		}
+		s.log.Warn("the database does not take a write", "error", err, "retry_in", pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// interrupt tells the turn that somebody asked to interrupt it. A turn that is not ours is told by its own server.
+func (s *Service) interrupt(turnID uuid.UUID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if asked, ok := s.turns[turnID]; ok {
+		select {
+		case <-asked:
+		default:
+			close(asked)
+		}
+	}
+}
