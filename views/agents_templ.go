@@ -391,11 +391,11 @@ func agentFields(f AgentForm) templ.Component {
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}
-		templ_7745c5c3_Err = allowed("allowed_environment_ids", "Environments it may be used with", f.AnyEnvironment, f.AllowedEnvs, f.Environments, f.Errors).Render(ctx, templ_7745c5c3_Buffer)
+		templ_7745c5c3_Err = allowedField("allowed_environment_ids", "Environments it may be used with", f.AnyEnvironment, f.AllowedEnvs, f.Environments, f.Errors).Render(ctx, templ_7745c5c3_Buffer)
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}
-		templ_7745c5c3_Err = allowed("allowed_vault_ids", "Vaults it may be used with", f.AnyVault, f.AllowedVaults, f.Vaults, f.Errors).Render(ctx, templ_7745c5c3_Buffer)
+		templ_7745c5c3_Err = allowedField("allowed_vault_ids", "Vaults it may be used with", f.AnyVault, f.AllowedVaults, f.Vaults, f.Errors).Render(ctx, templ_7745c5c3_Buffer)
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}
@@ -407,7 +407,7 @@ func agentFields(f AgentForm) templ.Component {
 	})
 }
 
-func allowed(name, label string, any bool, chosen []string, options []Option, errs Errors) templ.Component {
+func allowedField(name, label string, any bool, chosen []string, options []Option, errs Errors) templ.Component {
 	return templruntime.GeneratedTemplate(func(templ_7745c5c3_Input templruntime.GeneratedComponentInput) (templ_7745c5c3_Err error) {
 		templ_7745c5c3_W, ctx := templ_7745c5c3_Input.Writer, templ_7745c5c3_Input.Context
 		if templ_7745c5c3_CtxErr := ctx.Err(); templ_7745c5c3_CtxErr != nil {

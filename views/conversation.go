@@ -44,6 +44,7 @@ type ConversationPage struct {
 	Workspace  Link
 	Cwd        string
 	EarlierURL string // of the rows before the first one shown; "" when these are all
+	NewestURL  string // of the newest rows, when these are older ones
 	Transcript *Transcript
 	Working    Working
 	Composer   Composer

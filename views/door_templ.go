@@ -73,7 +73,7 @@ func Setup(p SetupPage) templ.Component {
 			if templ_7745c5c3_Err != nil {
 				return templ_7745c5c3_Err
 			}
-			templ_7745c5c3_Err = textField("password", "Password", "", "At least 12 characters.", false, p.Errors, templ.Attributes{"type": "password", "autocomplete": "new-password", "minlength": "12"}).Render(ctx, templ_7745c5c3_Buffer)
+			templ_7745c5c3_Err = textField("password", "Password", "", "At least 8 characters.", false, p.Errors, templ.Attributes{"type": "password", "autocomplete": "new-password", "minlength": "8"}).Render(ctx, templ_7745c5c3_Buffer)
 			if templ_7745c5c3_Err != nil {
 				return templ_7745c5c3_Err
 			}

@@ -105,12 +105,13 @@ type PermissionOption struct {
 	Kind     string // allow_once, allow_always, reject_once, reject_always
 }
 
-// PermissionResolvedBody is the answer.
+// PermissionResolvedBody is the answer. Whether it allows is read from the option that was chosen; Allowed counts when
+// that option is not known.
 type PermissionResolvedBody struct {
-	ID      string
-	Allowed bool
-	Choice  string // the option's name
-	By      string // "you", "policy auto_allow", "timeout"
+	ID       string
+	OptionID string
+	Allowed  bool
+	By       string // "you", "policy auto_allow", "timeout"
 }
 
 // StageBody is a step of the runtime around the agent.
@@ -120,7 +121,7 @@ type StageBody struct {
 	Reason   string
 	Advice   string
 	Detail   string
-	Output   string // the end of what the step printed
+	Output   string // what the step printed since its last row
 	Duration time.Duration
 }
 
@@ -135,7 +136,11 @@ type UsageBody struct {
 type NoticeBody struct{ Text string }
 
 // ErrorBody is what went wrong.
-type ErrorBody struct{ Code, Message, Advice string }
+type ErrorBody struct {
+	Code, Message string
+	Facts         []InputField // what is known beside: exit code, signal
+	Output        string       // what the failing program said last
+}
 
 func (PromptBody) rowBody()             {}
 func (MessageBody) rowBody()            {}
@@ -281,10 +286,7 @@ func (t *Transcript) fold(row TranscriptRow, touch func(*item, bool) *change) {
 		touch(it, false)
 	case ToolOutputBody:
 		it := t.toolCall(key("tool", body.ID), body.ID, add)
-		it.tool.live, _ = lastLines(it.tool.live+body.Text, tailLines)
-		if strings.HasSuffix(body.Text, "\n") {
-			it.tool.live += "\n"
-		}
+		it.tool.live = keepTail(it.tool.live + body.Text)
 		touch(it, false)
 	case ToolResultBody:
 		it := t.toolCall(key("tool", body.ID), body.ID, add)
@@ -326,12 +328,43 @@ func (t *Transcript) foldStage(row TranscriptRow, body StageBody, key string, ad
 		it = add(body)
 	}
 	it.body, it.last = body, row.At
+	it.text = keepTail(it.text + body.Output)
 	touch(it, false)
 	if body.State == "started" {
 		t.open[key] = it
 	} else {
 		delete(t.open, key)
 	}
+}
+
+// keepTail is the end of what something prints while it runs.
+func keepTail(output string) string {
+	tail, _ := lastLines(output, tailLines)
+	if tail != "" && strings.HasSuffix(output, "\n") {
+		tail += "\n"
+	}
+	return tail
+}
+
+// Changes are the files that a turn's tool calls changed, in the order of their first change.
+func (t *Transcript) Changes(turn int) (changes []FileChange) {
+	at := map[string]int{}
+	for _, it := range t.items {
+		if it.turn != turn || it.tool == nil || it.tool.result == nil || it.tool.result.Status != "completed" {
+			continue
+		}
+		for _, d := range it.tool.diffs() {
+			i, ok := at[d.Path]
+			if !ok {
+				i = len(changes)
+				at[d.Path] = i
+				changes = append(changes, FileChange{File: Link{Name: d.Path}})
+			}
+			changes[i].Added += d.Added
+			changes[i].Deleted += d.Deleted
+		}
+	}
+	return changes
 }
 
 func (t *Transcript) last() *item {
@@ -475,6 +508,14 @@ type outPart struct {
 	gap  string
 }
 
+// diffs are what the call changed: as its end says, else as its start announced.
+func (t *toolItem) diffs() []markup.FileDiff {
+	if t.result != nil && len(t.result.Diffs) > 0 {
+		return t.result.Diffs
+	}
+	return t.call.Diffs
+}
+
 // verbs are the tool kinds of the Agent Client Protocol as people say them.
 var verbs = map[string]string{
 	"read": "Read", "edit": "Edit", "delete": "Delete", "move": "Move", "search": "Search",
@@ -482,7 +523,7 @@ var verbs = map[string]string{
 }
 
 func (t *toolItem) view() toolView {
-	v := toolView{state: StateRunning, word: "running", verb: verbs[t.call.Kind], running: t.result == nil, diffs: t.call.Diffs}
+	v := toolView{state: StateRunning, word: "running", verb: verbs[t.call.Kind], running: t.result == nil, diffs: t.diffs()}
 	v.title = strings.Trim(strings.TrimSpace(markup.Plain(t.call.Title)), "`")
 	for _, field := range t.call.Input {
 		if field.Name == "command" {
@@ -507,9 +548,6 @@ func (t *toolItem) view() toolView {
 		output = r.Output
 		v.took = took(r.Duration)
 		v.outLabel = "Output"
-		if len(r.Diffs) > 0 {
-			v.diffs = r.Diffs
-		}
 		switch r.Status {
 		case "completed":
 			v.state, v.word = StateDone, "completed"
@@ -639,6 +677,7 @@ var stageWords = map[string][3]string{
 	"model":        {"Choosing the model", "Chose the model", "The model could not be used"},
 	"session":      {"Opening the session", "Opened the session", "Could not open the session"},
 	"snapshot":     {"Saving files", "Saved files", "Could not save files"},
+	"terminate":    {"Ending the conversation", "Ended the conversation", "Could not end the conversation"},
 }
 
 // stageText is the sentence of a stage's row.

@@ -107,9 +107,9 @@ func randomRows(r *rand.Rand, n int) []TranscriptRow {
 		case 14:
 			body = PermissionRequestBody{ID: fmt.Sprint(r.IntN(3)), Title: "Run", Detail: text(), Action: "/x", Options: []PermissionOption{{ID: "a", Name: "Allow", Kind: "allow_once"}}}
 		case 15:
-			body = PermissionResolvedBody{ID: fmt.Sprint(r.IntN(3)), Allowed: r.IntN(2) == 0, By: "you"}
+			body = PermissionResolvedBody{ID: fmt.Sprint(r.IntN(3)), OptionID: []string{"a", "b"}[r.IntN(2)], By: "you"}
 		case 16:
-			body = StageBody{Stage: []string{"wake", "adapter", "turn", "request", "unknown"}[r.IntN(5)], State: []string{"started", "done", "failed", "interrupted"}[r.IntN(4)], Reason: "reason", Output: text()}
+			body = StageBody{Stage: []string{"wake", "packages", "turn", "request", "unknown"}[r.IntN(5)], State: []string{"started", "done", "failed", "interrupted"}[r.IntN(4)], Reason: "reason", Output: text()}
 			if s := body.(StageBody); s.Stage == "turn" && s.State != "started" {
 				turn++
 			}
@@ -264,7 +264,7 @@ func TestAWaitingRequestCanBeAnsweredAndItsAnswerStays(t *testing.T) {
 	if n := doc.Find(`form[action="/answer"][method=post] button[name=option_id]`).Length(); n != 2 {
 		t.Fatalf("%d answers", n)
 	}
-	doc = items(t, TranscriptRow{Body: ask}, TranscriptRow{Body: PermissionResolvedBody{ID: "p", By: "policy auto_allow", Allowed: true}})
+	doc = items(t, TranscriptRow{Body: ask}, TranscriptRow{Body: PermissionResolvedBody{ID: "p", By: "policy auto_allow", OptionID: "yes"}})
 	if doc.Find("form").Length() != 0 || !strings.Contains(text(doc.Find("#e-1")), "Allowed: Run a command rm -rf dist policy auto_allow") {
 		t.Fatalf("%q", text(doc.Find("#e-1")))
 	}

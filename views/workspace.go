@@ -226,8 +226,10 @@ type EgressRow struct {
 	At           time.Time
 	Host         string // with its port
 	Method       string
-	Allowed      bool
+	Decision     State  // StateDone: let out; StateFailed: not, or it failed
+	Word         string // "allowed", "denied", "failed"
 	Rule         string // which rule decided
+	Dropped      int64  // rows lost right before this one
 	Status       int    // of the answer, 0 when unknown
 	In, Out      int64  // bytes
 	Took         time.Duration

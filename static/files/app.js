@@ -134,6 +134,8 @@
   const count = (n) => { unseen = n; if (jump) { jump.hidden = !n; set(jump, `${n} new ↓`); } };
   const settle = () => { height = tall(); follow = atBottom(); if (follow) count(0); };
   if (items) {
+    const [, seq] = /^#e-(\d+)$/.exec(location.hash) ?? [];
+    if (seq && !document.getElementById(`e-${seq}`) && !new URLSearchParams(location.search).has("at")) location.replace(`?at=${seq}${location.hash}`);
     if (!location.hash || location.hash === "#end") toBottom();
     settle();
     addEventListener("scroll", settle, { passive: true });

@@ -34,7 +34,7 @@ func examples(now time.Time) []example {
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 
 	add("/setup", views.Setup(views.SetupPage{Now: now, Token: "t"}))
-	add("/setup/refused", views.Setup(views.SetupPage{Now: now, Token: "t", Account: "storefront", Email: "owner", Errors: views.Errors{"email": "This is not an email address.", "password": "At least 12 characters are needed; this has 4."}}))
+	add("/setup/refused", views.Setup(views.SetupPage{Now: now, Token: "t", Account: "storefront", Email: "owner", Errors: views.Errors{"email": "This is not an email address.", "password": "must have at least 8 characters"}}))
 	add("/setup/gone", views.LinkGone(views.LinkGonePage{Now: now, Reason: "It was used already: an account exists."}))
 	add("/sign-in", views.SignIn(views.SignInPage{Now: now}))
 	add("/sign-in/refused", views.SignIn(views.SignInPage{Now: now, Email: "owner@example.com", Errors: views.Errors{"": "This email address and password do not belong together. After ten tries the address waits a minute."}}))
@@ -119,9 +119,9 @@ func examples(now time.Time) []example {
 	})
 	tab("egress", func(p *views.WorkspacePage) {
 		p.Egress = &views.EgressTab{Policy: "Limited: 4 hosts are allowed, everything else is denied. The model's own traffic goes through the gateway.", Rows: []views.EgressRow{
-			{At: ago(time.Minute), Host: "model gateway", Method: "POST", Allowed: true, Rule: "gateway", Status: 200, In: 40213, Out: 18204, Took: 3400 * time.Millisecond, Conversation: views.Link{Name: "Fix the cart total", URL: "/conversations/c1"}},
-			{At: ago(2 * time.Minute), Host: "proxy.internal:443", Method: "CONNECT", Rule: "not in allowed_hosts", Conversation: views.Link{Name: "Fix the cart total", URL: "/conversations/c1"}},
-			{At: ago(2 * time.Hour), Host: "registry.npmjs.org:443", Method: "CONNECT", Allowed: true, Rule: "allowed_hosts", In: 12 << 20, Out: 40000, Took: 9 * time.Second, Conversation: views.Link{Name: "setup"}},
+			{At: ago(time.Minute), Host: "model gateway", Method: "POST", Decision: views.StateDone, Word: "allowed", Rule: "gateway", Status: 200, In: 40213, Out: 18204, Took: 3400 * time.Millisecond, Conversation: views.Link{Name: "Fix the cart total", URL: "/conversations/c1"}},
+			{At: ago(2 * time.Minute), Host: "proxy.internal:443", Method: "CONNECT", Decision: views.StateFailed, Word: "denied", Rule: "not in allowed_hosts", Conversation: views.Link{Name: "Fix the cart total", URL: "/conversations/c1"}},
+			{At: ago(2 * time.Hour), Host: "registry.npmjs.org:443", Method: "CONNECT", Decision: views.StateDone, Word: "allowed", Rule: "allowed_hosts", In: 12 << 20, Out: 40000, Took: 9 * time.Second, Conversation: views.Link{Name: "setup"}},
 		}}
 	})
 

@@ -71,7 +71,7 @@ func storyRows(start time.Time) []views.TranscriptRow {
 	s.add(5*time.Millisecond, views.StageBody{Stage: "turn", State: "started"})
 	s.add(time.Second, views.NoticeBody{Text: "New machine since 14:05: the disk is new, the agent's memory is new"})
 	s.add(10*time.Millisecond, views.PermissionRequestBody{ID: "p1", Title: "Run a command", Detail: "rm -rf dist", Options: []views.PermissionOption{{ID: "once", Name: "Allow once", Kind: "allow_once"}, {ID: "always", Name: "Always in this conversation", Kind: "allow_always"}, {ID: "no", Name: "Deny", Kind: "reject_once"}}, Deadline: s.at.Add(5 * time.Minute), Action: "/conversations/c1/requests/p1"})
-	s.add(18*time.Second, views.PermissionResolvedBody{ID: "p1", Allowed: true, Choice: "Allow once", By: "you"})
+	s.add(18*time.Second, views.PermissionResolvedBody{ID: "p1", OptionID: "once", By: "you"})
 	s.add(10*time.Millisecond, views.ToolCallBody{ID: "x3", Title: "`rm -rf dist`", Kind: "execute", Input: []views.InputField{{Name: "command", Value: "rm -rf dist"}}})
 	s.add(9*time.Millisecond, views.ToolResultBody{ID: "x3", Status: "completed", ExitCode: exit(0), Duration: 9 * time.Millisecond, Source: byMachine})
 	s.say("m4", "Removed. Now everything:")
@@ -85,10 +85,13 @@ func storyRows(start time.Time) []views.TranscriptRow {
 func failingRows(start time.Time) []views.TranscriptRow {
 	s := &script{at: start, turn: 1}
 	s.add(0, views.PromptBody{Text: "Review the cart.", By: "key deploy"})
+	s.add(10*time.Millisecond, views.StageBody{Stage: "packages", State: "started", Output: "Get:1 https://deb.example.com ripgrep\n"})
+	s.add(2*time.Second, views.StageBody{Stage: "packages", State: "started", Output: "Setting up ripgrep (13.0.0-4) ...\n"})
+	s.add(2*time.Second, views.StageBody{Stage: "packages", State: "done", Detail: "apt 1", Duration: 4 * time.Second})
 	s.add(10*time.Millisecond, views.StageBody{Stage: "home", State: "done", Duration: 12 * time.Millisecond})
 	s.add(10*time.Millisecond, views.StageBody{Stage: "adapter", State: "started"})
-	s.add(2*time.Second, views.StageBody{Stage: "adapter", State: "failed", Reason: "adapter_crashed", Advice: "The runtime ended before it answered, twice. What it printed stands below; check that the machine has node 22.", Output: "node:internal/modules/cjs/loader:1228\n  throw err;\n  ^\n\x1b[31mError: Cannot find module 'zod'\x1b[0m\n", Duration: 2 * time.Second})
-	s.add(10*time.Millisecond, views.ErrorBody{Code: "adapter_crashed", Message: "The runtime crashed before it read the prompt, and once more after a relaunch.", Advice: "Nothing was asked of the model and nothing was paid. Start the turn again after fixing the machine."})
+	s.add(2*time.Second, views.StageBody{Stage: "adapter", State: "failed", Reason: "adapter_crashed", Advice: "The runtime ended before it answered, twice. Check that the machine has node 22.", Duration: 2 * time.Second})
+	s.add(10*time.Millisecond, views.ErrorBody{Code: "adapter_crashed", Message: "The runtime crashed before it read the prompt, and once more after a relaunch.", Facts: []views.InputField{{Name: "exit code", Value: "1"}}, Output: "node:internal/modules/cjs/loader:1228\n\x1b[31mError: Cannot find module 'zod'\x1b[0m\n"})
 	s.add(10*time.Millisecond, views.StageBody{Stage: "turn", State: "failed", Reason: "adapter_crashed", Duration: 4 * time.Second})
 	s.turn = 2
 	s.add(time.Minute, views.PromptBody{Text: "Try again", By: "You"})
@@ -97,7 +100,7 @@ func failingRows(start time.Time) []views.TranscriptRow {
 	s.add(time.Second, views.ToolCallBody{ID: "k2", Title: "curl evil", Kind: "execute", Input: []views.InputField{{Name: "command", Value: "curl https://proxy.internal"}}})
 	s.add(time.Second, views.ToolResultBody{ID: "k2", Status: "completed", Duration: time.Second, Output: "", Source: views.ToolSource{Output: "protocol", Duration: "protocol"}})
 	s.add(time.Second, views.PermissionRequestBody{ID: "p", Title: "Run a command", Detail: "sudo reboot"})
-	s.add(time.Second, views.PermissionResolvedBody{ID: "p", Choice: "Deny", By: "timeout after 5 min"})
+	s.add(time.Second, views.PermissionResolvedBody{ID: "p", By: "timeout after 5 min"})
 	s.add(time.Second, views.StageBody{Stage: "turn", State: "interrupted", Reason: "machine_parked", Duration: 97 * time.Second, Advice: "The machine reached its ceiling of 12 h and was parked. The next prompt wakes it."})
 	return s.rows
 }
