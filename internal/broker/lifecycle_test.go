@@ -420,7 +420,7 @@ func TestTheProcessEndsGracefully(t *testing.T) {
 func TestADirectoryIsServedOnceAndIsPrivate(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, nil)
-	if err := Serve(t.Context(), Options{Dir: h.dir, Dial: dialUnix, Log: quiet()}); !errors.Is(err, ErrServed) {
+	if err := Serve(t.Context(), Options{Dir: h.dir, Dial: dialGuest, Log: quiet()}); !errors.Is(err, ErrServed) {
 		t.Errorf("a second process: %v", err)
 	}
 	info, err := os.Stat(h.dir)

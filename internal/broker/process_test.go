@@ -26,12 +26,14 @@ import (
 	"managoat/internal/netguard"
 	"managoat/sandbox/guest"
 	"managoat/sandbox/guest/wire"
+	"managoat/sandbox/local"
 )
 
 // The test binary runs again as the processes that a host has: the egress process, and servers that are killed.
 const (
-	asEgress = "MANAGOAT_TEST_EGRESS" // directory
-	asServer = "MANAGOAT_TEST_SERVER" // JSON of serverRun
+	asEgress = "MANAGOAT_TEST_EGRESS"   // directory
+	asServer = "MANAGOAT_TEST_SERVER"   // JSON of serverRun
+	machines = "MANAGOAT_TEST_MACHINES" // directory of the local provider, for the egress process
 )
 
 func TestMain(m *testing.M) {
@@ -47,7 +49,7 @@ func TestMain(m *testing.M) {
 func egressMain(dir string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	err := Serve(ctx, Options{Dir: dir, Dial: dialUnix, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	err := Serve(ctx, Options{Dir: dir, Dial: dialGuest, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -55,14 +57,21 @@ func egressMain(dir string) int {
 	return 0
 }
 
-// dialUnix reaches a machine whose reference is the path of a unix socket.
-func dialUnix(ctx context.Context, _, ref string) (net.Conn, error) {
+// dialGuest reaches a machine of the local provider, or one whose reference is the path of a unix socket.
+func dialGuest(ctx context.Context, provider, ref string) (net.Conn, error) {
+	if provider == "local" {
+		guests, err := local.Attach(os.Getenv(machines))
+		if err != nil {
+			return nil, err
+		}
+		return guests.Guest(ctx, ref)
+	}
 	var d net.Dialer
 	return d.DialContext(ctx, "unix", ref)
 }
 
 // spawn starts the egress process of a directory as a second process and ends it with the test.
-func spawn(t testing.TB, dir string) Spawn {
+func spawn(t testing.TB, dir string, env ...string) Spawn {
 	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -83,7 +92,7 @@ func spawn(t testing.TB, dir string) Spawn {
 			t.Logf("log of the egress process:\n%s", log)
 		}
 	})
-	return Command([]string{testBinary(t)}, append(os.Environ(), asEgress+"="+dir))
+	return Command([]string{testBinary(t)}, append(append(os.Environ(), asEgress+"="+dir), env...))
 }
 
 func testBinary(t testing.TB) string {
