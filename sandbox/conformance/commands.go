@@ -160,7 +160,9 @@ var commands = []Check{
 		m.must("nohup sleep 5551 > /dev/null 2>&1 & exit 0")
 		equal(t, "the daemon", m.running("sleep 5551"), 1)
 		// Its writes go nowhere, but they do not end it.
-		equal(t, "the writer", m.running("echo still here"), 1)
+		if m.running("echo still here") == 0 {
+			t.Errorf("the writer has ended")
+		}
 	}},
 	{"an end of the caller's patience ends the command", func(t T, p sandbox.Provider) {
 		m := start(t, p)

@@ -288,10 +288,11 @@ func (c *Client) Forget(ctx context.Context, id string) error {
 // log the first and the last part, of a protocol everything, and an error when that is more than SpoolBytes
 // (64 MiB without). When ctx ends first, the command's tree is killed.
 func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit Exit, err error) {
-	if err := c.Start(ctx, e); err != nil {
-		return nil, nil, Exit{}, err
-	}
 	defer func() {
+		var refused *Refused
+		if errors.As(err, &refused) {
+			return // nothing was started
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupPeriod)
 		defer cancel()
 		if err != nil && c.Signal(ctx, e.ID, "SIGKILL") != nil {
@@ -301,6 +302,9 @@ func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit E
 			err = ferr
 		}
 	}()
+	if err := c.Start(ctx, e); err != nil {
+		return nil, nil, Exit{}, err
+	}
 	bound := e.SpoolBytes
 	if bound <= 0 {
 		bound = maxCollected
@@ -322,7 +326,7 @@ func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit E
 		buf.Write(chunk.Data)
 		*at = chunk.Offset + int64(len(chunk.Data))
 		if int64(buf.Len()) > bound {
-			return &Refused{Code: "invalid", Message: "the command printed more than its spool may hold"}
+			return fmt.Errorf("guest run: the command printed more than the %d bytes its spool may hold", bound)
 		}
 		if e.Spool == SpoolProtocol {
 			return c.Ack(ctx, e.ID, done)

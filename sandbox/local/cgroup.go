@@ -227,6 +227,15 @@ func (g group) freeze(on bool) error {
 	return errors.New("this host has no cgroup that can freeze")
 }
 
+// frozen tells whether freeze stopped the processes.
+func (g group) frozen() bool {
+	if d := g.dir(""); d != "" && exists(filepath.Join(d, "cgroup.freeze")) {
+		return number(d, "cgroup.freeze") == 1
+	}
+	raw, err := os.ReadFile(filepath.Join(g.dir("freezer"), "freezer.state"))
+	return err == nil && g.dir("freezer") != "" && !bytes.HasPrefix(raw, []byte("THAWED"))
+}
+
 // oomFile counts the kernel's kills for memory.
 func (g group) oomFile() string {
 	d := g.dir("memory")

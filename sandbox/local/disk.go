@@ -2,32 +2,169 @@ package local
 
 import (
 	"context"
+	"io/fs"
+	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 )
 
+// The disk limit is kept by looking: no quota works on every file system. A machine that is over it is frozen,
+// so that nothing of it is lost, until it is stopped and started, which gives it a little room to delete in.
+const (
+	diskSlack    = 64 << 20         // bytes a machine that starts over its limit may still write
+	diskNoise    = 16 << 20         // a change of the host's free space that is not worth a look
+	diskPeriod   = 30 * time.Second // between looks when nothing changes
+	diskPatience = 10               // looking takes at most one part in this many of the time
+	diskFresh    = 5 * time.Second  // how old an answer of Stats may be
+)
+
+// usage is what is known of machines' disks.
 type usage struct {
-	mu sync.Mutex
-	by map[string]measured
+	mu      sync.Mutex
+	by      map[string]*measured
+	free    int64 // of the host's disk at the last round
+	lastAll time.Time
 }
 
+// measured is one machine's disk.
 type measured struct {
 	bytes int64
-	full  bool
 	at    time.Time
+	took  time.Duration
+	allow int64 // what it may use before it is frozen
 }
 
-func (u *usage) full(name string) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.by[name].full
-}
 func (u *usage) forget(name string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	delete(u.by, name)
 }
-func (u *usage) of(m *machine) (measured, error) {
-	return measured{}, nil
+
+func (u *usage) last(name string) measured {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if d := u.by[name]; d != nil {
+		return *d
+	}
+	return measured{}
 }
-func (p *Provider) checkDisks(ctx context.Context) {}
+
+// of returns what a machine uses, measured now or a moment ago.
+func (u *usage) of(m *machine) (measured, error) {
+	if d := u.last(m.Name); time.Since(d.at) < max(diskFresh, d.took*diskPatience) {
+		return d, nil
+	}
+	began := time.Now()
+	bytes, err := diskUse(m.dir)
+	if err != nil {
+		return measured{}, err
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.by == nil {
+		u.by = make(map[string]*measured)
+	}
+	d := u.by[m.Name]
+	if d == nil {
+		d = &measured{allow: max(m.Limits.DiskBytes, bytes+diskSlack)}
+		if bytes < m.Limits.DiskBytes {
+			d.allow = m.Limits.DiskBytes
+		}
+		u.by[m.Name] = d
+	}
+	if bytes < m.Limits.DiskBytes {
+		d.allow = m.Limits.DiskBytes
+	}
+	d.bytes, d.at, d.took = bytes, time.Now(), time.Since(began)
+	return *d, nil
+}
+
+// diskUse adds up what the files below dir occupy. What vanishes meanwhile does not count.
+func diskUse(dir string) (int64, error) {
+	var total int64
+	seen := make(map[uint64]bool) // files with several names
+	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			if p == dir {
+				return err
+			}
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		if st.Nlink > 1 && !d.IsDir() {
+			if seen[st.Ino] {
+				return nil
+			}
+			seen[st.Ino] = true
+		}
+		total += st.Blocks * 512
+		return nil
+	})
+	return total, err
+}
+
+// checkDisks freezes running machines whose disk is over its limit.
+func (p *Provider) checkDisks(ctx context.Context) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(p.dir, &st); err != nil {
+		p.log.Error("local provider: the disk cannot be watched", "error", err)
+		return
+	}
+	free := int64(st.Bfree) * st.Bsize
+	p.usage.mu.Lock()
+	quiet := max(free-p.usage.free, p.usage.free-free) < diskNoise && time.Since(p.usage.lastAll) < diskPeriod
+	p.usage.mu.Unlock()
+	if quiet {
+		return
+	}
+	machines, err := p.all()
+	if err != nil {
+		p.log.Error("local provider: disks cannot be watched", "error", err)
+		return
+	}
+	for _, m := range machines {
+		if ctx.Err() != nil {
+			return
+		}
+		if running, err := m.running(); err != nil || !running {
+			continue
+		}
+		p.checkDisk(ctx, m)
+	}
+	p.usage.mu.Lock()
+	p.usage.free, p.usage.lastAll = free, time.Now()
+	p.usage.mu.Unlock()
+}
+
+func (p *Provider) checkDisk(ctx context.Context, m *machine) {
+	d, err := p.usage.of(m)
+	if err != nil || d.bytes < d.allow {
+		return
+	}
+	l, running, err := p.lastLife(ctx, m)
+	if err != nil || !running {
+		return
+	}
+	g := p.groups.group(l.Group)
+	if g.frozen() {
+		return
+	}
+	p.log.Warn("local provider: a machine's disk is full", "machine", m.Name, "bytes", d.bytes, "limit", m.Limits.DiskBytes)
+	if err := g.freeze(true); err == nil {
+		return
+	}
+	// Without a cgroup that freezes, the only way to keep the limit is to end what writes.
+	unlock, err := p.locks.lock(ctx, m.Name)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if err := p.end(ctx, m, false); err != nil {
+		p.log.Error("local provider: a machine whose disk is full cannot be stopped", "machine", m.Name, "error", err)
+	}
+}

@@ -293,8 +293,10 @@ func (p *Provider) end(ctx context.Context, m *machine, wait bool) error {
 		if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("kill: %w", err)
 		}
-		if err := g.freeze(false); err != nil && p.usage.full(m.Name) {
-			p.log.Warn("local provider: a frozen machine cannot be resumed to end it", "machine", m.Name, "error", err)
+		if g.frozen() { // version 1 does not even kill what is frozen
+			if err := g.freeze(false); err != nil {
+				return fmt.Errorf("resume a frozen machine to end it: %w", err)
+			}
 		}
 		if err := awaitEnd(ctx, fd); err != nil {
 			return err
@@ -436,7 +438,7 @@ func (p *Provider) Guest(ctx context.Context, id string) (net.Conn, error) {
 	if !running {
 		return nil, fail(sandbox.Unavailable, op, "the machine is stopped", nil)
 	}
-	if p.usage.full(id) {
+	if p.frozen(m) {
 		return nil, fail(sandbox.Unavailable, op, "the machine is frozen because its disk is full: stop and start it, then delete files", nil)
 	}
 	conn, err := p.dial(ctx, m)
@@ -444,6 +446,11 @@ func (p *Provider) Guest(ctx context.Context, id string) (net.Conn, error) {
 		return nil, failed(op, "the machine's guest does not answer", err)
 	}
 	return conn, nil
+}
+
+func (p *Provider) frozen(m *machine) bool {
+	var l life
+	return readJSON(m.path("run.json"), &l) == nil && p.groups.group(l.Group).frozen()
 }
 
 // dial connects to the guest's socket and makes sure that the machine's own guest is at the other end.
@@ -515,6 +522,6 @@ func (p *Provider) Stats(ctx context.Context, id string) (sandbox.Stats, error) 
 	if err != nil {
 		return sandbox.Stats{}, failed("stats", "the machine's disk cannot be measured", err)
 	}
-	s.DiskBytes, s.DiskFull, s.DiskMeasuredAt = d.bytes, d.full || d.bytes >= m.Limits.DiskBytes, d.at
+	s.DiskBytes, s.DiskFull, s.DiskMeasuredAt = d.bytes, d.bytes >= m.Limits.DiskBytes, d.at
 	return s, nil
 }

@@ -50,10 +50,13 @@ type command struct {
 	spool   *spool
 	oom     int64 // the machine's counter at the start
 
-	mu    sync.Mutex
-	tree  tree
-	child child
-	timed bool // the deadline ended it
+	launched chan struct{} // closed when tree is known, or there will be none
+
+	mu        sync.Mutex
+	tree      tree
+	child     child
+	timed     bool // the deadline ended it
+	unclaimed bool // whoever started it went away before it heard of that
 
 	sudo  net.Conn // answers its sudo, nil without Exec.Sudo
 	stdin *os.File // our end, nil without Exec.Stdin
@@ -119,7 +122,13 @@ func (cs *commands) retire(c *command) {
 	if cs.byID[c.id] != c {
 		return
 	}
+	c.mu.Lock()
+	unclaimed := c.unclaimed
+	c.mu.Unlock()
 	cs.past = append(cs.past, c.id)
+	if unclaimed {
+		cs.drop(c.id)
+	}
 	if len(cs.past) > maxEnded {
 		cs.drop(cs.past[0])
 	}
@@ -153,15 +162,17 @@ func (c *command) addSpace(space *os.File) {
 	c.tree.spaces = append(c.tree.spaces, space)
 }
 
-// start checks and starts a command and leaves a goroutine that sees it to its end.
-func (cs *commands) start(e guest.Exec) error {
+// start checks and starts a command and leaves a goroutine that sees it to its end. A caller that went away
+// meanwhile (ctx ended) would never hear of the command: it is ended and forgotten.
+func (cs *commands) start(ctx context.Context, e guest.Exec) error {
 	if err := cs.check(&e); err != nil {
 		return err
 	}
-	c := &command{id: e.ID, spool: newSpool(e.Spool, e.SpoolBytes), started: time.Now(), oom: cs.s.oomKills(), tty: e.TTY}
+	c := &command{id: e.ID, spool: newSpool(e.Spool, e.SpoolBytes), started: time.Now(), oom: cs.s.oomKills(), tty: e.TTY, launched: make(chan struct{})}
 	if err := cs.reserve(c); err != nil {
 		return err
 	}
+	defer close(c.launched)
 	r, err := cs.launch(c, e)
 	if err != nil {
 		cs.mu.Lock()
@@ -169,8 +180,21 @@ func (cs *commands) start(e guest.Exec) error {
 		cs.mu.Unlock()
 		return err
 	}
+	if ctx.Err() != nil {
+		c.mu.Lock()
+		c.unclaimed = true
+		c.mu.Unlock()
+	}
 	go r.wait()
-	return nil
+	if ctx.Err() == nil {
+		return nil
+	}
+	if t, ok := c.snapshot(); ok {
+		if err := t.kill(); err != nil {
+			cs.s.log.Printf("command %s: %v", c.id, err)
+		}
+	}
+	return ctx.Err()
 }
 
 func (cs *commands) check(e *guest.Exec) error {
@@ -526,6 +550,7 @@ func (cs *commands) signal(id, name string) error {
 	if sig == 0 {
 		return refuse(wire.CodeInvalid, "there is no signal %q", name)
 	}
+	<-c.launched
 	t, ok := c.snapshot()
 	if !ok || (len(t.spaces) == 0 && cs.s.cfg.Root) {
 		return nil // nothing of it is left

@@ -182,7 +182,10 @@ func (s *Server) do(ctx context.Context, stream *yamux.Stream, req wire.Request)
 		if err := decode(req, &e); err != nil {
 			return err
 		}
-		return answerIf(stream, s.commands.start(e))
+		started, stop := untilGone(ctx, stream)
+		err := s.commands.start(started, e)
+		stop()
+		return answerIf(stream, err)
 	case wire.OpFollow, wire.OpAck, wire.OpStdin, wire.OpCloseStdin, wire.OpSignal, wire.OpStatus, wire.OpForget:
 		var c wire.Command
 		if err := decode(req, &c); err != nil {
