@@ -1,0 +1,147 @@
+package conversationtest
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/internal/conversation"
+	"managoat/internal/input"
+	"managoat/internal/stream"
+	"managoat/internal/transcript"
+	"managoat/internal/workspace"
+)
+
+// patience is how long a test waits for what must come. It only ever passes when something is broken.
+const patience = 90 * time.Second
+
+// Until waits for a condition.
+func (w *World) Until(what string, met func() bool) {
+	w.tb.Helper()
+	ctx, cancel := context.WithTimeout(w.tb.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !met() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			w.tb.Fatalf("waited %s for %s", patience, what)
+		}
+	}
+}
+
+// Ready waits until a workspace's setup has ended well.
+func (w *World) Ready(id uuid.UUID) workspace.Workspace {
+	w.tb.Helper()
+	var ws workspace.Workspace
+	w.Until("the workspace to be set up", func() bool {
+		var err error
+		if ws, err = w.Workspaces.Get(w.tb.Context(), w.Owner.Actor, id); err != nil {
+			w.tb.Fatal(err)
+		}
+		if ws.Status == workspace.Failed {
+			w.tb.Fatalf("the setup failed: %+v", ws.Error)
+		}
+		return ws.Status == workspace.Ready
+	})
+	return ws
+}
+
+// Launch starts a conversation.
+func (w *World) Launch(in conversation.CreateInput) conversation.Conversation {
+	w.tb.Helper()
+	c, err := w.Conversations.Create(w.tb.Context(), w.Owner.Actor, in)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	return c
+}
+
+// Prompt opens a turn.
+func (w *World) Prompt(id uuid.UUID, lines ...string) conversation.Turn {
+	w.tb.Helper()
+	t, err := w.Conversations.Prompt(w.tb.Context(), w.Owner.Actor, id, conversation.PromptInput{Prompt: strings.Join(lines, "\n")})
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	return t
+}
+
+// Turn reads a turn.
+func (w *World) Turn(id uuid.UUID, number int) conversation.Turn {
+	w.tb.Helper()
+	t, err := w.Conversations.Turn(w.tb.Context(), w.Owner.Actor, id, number)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	return t
+}
+
+// Ended waits for a turn's end.
+func (w *World) Ended(id uuid.UUID, number int) conversation.Turn {
+	w.tb.Helper()
+	var t conversation.Turn
+	w.Until("the turn to end", func() bool {
+		t = w.Turn(id, number)
+		return t.EndedAt != nil
+	})
+	return t
+}
+
+// Ask sends a prompt and waits for its turn's end.
+func (w *World) Ask(id uuid.UUID, lines ...string) conversation.Turn {
+	w.tb.Helper()
+	return w.Ended(id, w.Prompt(id, lines...).TurnNumber)
+}
+
+// Rows reads a transcript.
+func (w *World) Rows(id uuid.UUID) []transcript.Stored {
+	w.tb.Helper()
+	rows, more, err := w.Reader.List(w.tb.Context(), stream.Query{TenantID: w.Owner.TenantID, ConversationID: id}, 500)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	for more {
+		var next []transcript.Stored
+		next, more, err = w.Reader.List(w.tb.Context(), stream.Query{TenantID: w.Owner.TenantID, ConversationID: id, After: rows[len(rows)-1].Seq}, 500)
+		if err != nil {
+			w.tb.Fatal(err)
+		}
+		rows = append(rows, next...)
+	}
+	return rows
+}
+
+// Bodies are the bodies of a transcript's rows of one type.
+func Bodies[T any](w *World, id uuid.UUID, kind string) []T {
+	w.tb.Helper()
+	var out []T
+	for _, r := range w.Rows(id) {
+		if r.Type != kind {
+			continue
+		}
+		var b T
+		if err := json.Unmarshal(r.Body, &b); err != nil {
+			w.tb.Fatalf("row %d: %v", r.Seq, err)
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// Said is all that the agent said in a conversation.
+func (w *World) Said(id uuid.UUID) string {
+	w.tb.Helper()
+	var b strings.Builder
+	for _, m := range Bodies[transcript.MessageBody](w, id, transcript.Message) {
+		b.WriteString(m.Text)
+	}
+	return b.String()
+}
+
+// Page is the first page of a list.
+var Page = input.Page{}
