@@ -23,6 +23,7 @@ type Embedded struct {
 	bin  string
 	proc *os.Process // nil when an already running one was adopted
 	done chan struct{}
+	left bool // Stop leaves it running
 }
 
 // Timeouts of the embedded PostgreSQL.
@@ -200,11 +201,22 @@ func (e *Embedded) OwnerURL(ctx context.Context, database string) (string, error
 	return e.adminURL(database), nil
 }
 
+// Adopted tells whether it was running already.
+func (e *Embedded) Adopted() bool { return e.proc == nil }
+
+// Leave makes Stop leave it running: it belongs to somebody else.
+func (e *Embedded) Leave() { e.left = true }
+
 // Done is closed when a PostgreSQL that this process started has ended; at once for one that was adopted.
 func (e *Embedded) Done() <-chan struct{} { return e.done }
 
 // Stop ends PostgreSQL (a fast shutdown: clients are cut, nothing is lost) and waits for it.
-func (e *Embedded) Stop(ctx context.Context) error { return StopEmbedded(ctx, e.dir) }
+func (e *Embedded) Stop(ctx context.Context) error {
+	if e.left {
+		return nil
+	}
+	return StopEmbedded(ctx, e.dir)
+}
 
 // StopEmbedded stops the PostgreSQL of dir, whoever started it. None running is success.
 func StopEmbedded(ctx context.Context, dir string) error {

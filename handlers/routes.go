@@ -11,16 +11,18 @@ import (
 
 // JSON are the handlers of the JSON API.
 type JSON struct {
-	Health       api.Health
-	Auth         api.Auth
-	Quotas       api.Quotas
-	Audit        api.Audit
-	Catalog      api.Catalog
-	Environments api.Environments
-	Vaults       api.Vaults
-	Agents       api.Agents
-	Credentials  api.Credentials
-	Workspaces   api.Workspaces
+	Health        api.Health
+	Auth          api.Auth
+	Quotas        api.Quotas
+	Audit         api.Audit
+	Catalog       api.Catalog
+	Environments  api.Environments
+	Vaults        api.Vaults
+	Agents        api.Agents
+	Credentials   api.Credentials
+	Workspaces    api.Workspaces
+	Conversations api.Conversations
+	Account       api.Account
 }
 
 const (
@@ -31,7 +33,7 @@ const (
 // APIRoutes is the JSON API's part of the table.
 func APIRoutes(h JSON) []Route {
 	disk, machine := h.Workspaces.Disk(), h.Workspaces.SandboxDisk()
-	e, w := h.Environments, h.Workspaces
+	e, w, c := h.Environments, h.Workspaces, h.Conversations
 	return []Route{
 		page(get, "/health", Public, "The server lives", h.Health.Live),
 		page(get, "/health/ready", Public, "The server can work", h.Health.Ready),
@@ -48,6 +50,8 @@ func APIRoutes(h JSON) []Route {
 		row(get, "/api/catalog", Never, "", 0, "", "What this instance offers", api.JSON(h.Catalog.Get)),
 		row(get, "/api/quotas", Never, "", 0, "", "Quotas: limit, use, reset", api.JSON(h.Quotas.List)),
 		row(get, "/api/audit", Never, "", 0, "", "The audit trail", api.JSON(h.Audit.List)),
+		row(get, "/api/ledger", Never, "", 0, "", "What turns used", api.JSON(c.Entries)),
+		row(get, "/api/events/stream", Never, "", 0, "", "Follow the account", api.Raw(h.Account.Stream, api.DescribeAccountStream)),
 
 		row(get, "/api/environments", Reads, "", 0, "", "List environments", api.JSON(e.List)),
 		row(post, "/api/environments", Never, audit.EnvironmentCreate, created, "", "Make an environment", api.JSON(e.Create)),
@@ -102,6 +106,22 @@ func APIRoutes(h JSON) []Route {
 		row(get, "/api/sandboxes/{id}/file", Never, "", 0, "", "Read a file of a machine", api.JSON(machine.Read)),
 		row(get, "/api/sandboxes/{id}/git-status", Never, "", 0, "", "The state of a repository of a machine", api.JSON(machine.GitStatus)),
 		row(get, "/api/sandboxes/{id}/diff", Never, "", 0, "", "What changed in a repository of a machine", api.JSON(machine.Diff)),
+
+		row(get, "/api/conversations", Never, "", 0, "", "List conversations", api.JSON(c.List)),
+		row(post, "/api/conversations", Own, audit.ConversationCreate, created, Prompts, "Start a conversation", api.JSON(c.Create)),
+		row(get, "/api/conversations/{id}", Own, "", 0, "", "Show a conversation", api.JSON(c.Get)),
+		row(patch, "/api/conversations/{id}", Never, audit.ConversationUpdate, 0, "", "Change a conversation's title or labels", api.JSON(c.Patch)),
+		row(del, "/api/conversations/{id}", Never, audit.ConversationDelete, none, "", "End a conversation and hide it", api.JSON(c.Delete)),
+		row(post, "/api/conversations/{id}/prompts", Own, audit.ConversationPrompt, accepted, Prompts, "Open the next turn", api.JSON(c.Prompt)),
+		row(post, "/api/conversations/{id}/interrupt", Own, audit.ConversationInterrupt, accepted, "", "End a turn", api.JSON(c.Interrupt)),
+		row(post, "/api/conversations/{id}/terminate", Never, audit.ConversationTerminate, accepted, "", "End a conversation; the transcript stays", api.JSON(c.Terminate)),
+		row(post, "/api/conversations/{id}/read", Never, audit.ConversationRead, none, "", "Mark as read", api.JSON(c.MarkRead)),
+		row(post, "/api/conversations/{id}/requests/{request}", Never, audit.PermissionAnswer, 0, "", "Answer a permission request", api.JSON(c.Answer)),
+		row(get, "/api/conversations/{id}/turns", Own, "", 0, "", "List turns", api.JSON(c.Turns)),
+		row(get, "/api/conversations/{id}/turns/{number}", Own, "", 0, "", "Show a turn", api.JSON(c.Turn)),
+		row(get, "/api/conversations/{id}/events", Own, "", 0, "", "List the transcript's rows", api.JSON(c.Events)),
+		row(get, "/api/conversations/{id}/stream", Own, "", 0, "", "Follow the transcript", api.Raw(c.Stream, api.DescribeStream)),
+		row(get, "/api/conversations/{id}/egress", Never, "", 0, "", "Requests that the conversation made", api.JSON(c.Egress)),
 	}
 }
 

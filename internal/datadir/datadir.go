@@ -67,6 +67,17 @@ func Open(path string) (*Dir, error) {
 	return &Dir{path: path, lock: lock}, nil
 }
 
+// Beside names a directory that a server holds, for a verb that works beside it: nothing is locked.
+func Beside(path string) *Dir {
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
+	return &Dir{path: path}
+}
+
+// Held tells whether this process holds the directory.
+func (d *Dir) Held() bool { return d.lock != nil }
+
 // Announce writes who holds the directory, for the next one who asks.
 func (d *Dir) Announce(url string) error {
 	b, err := json.Marshal(Holder{PID: os.Getpid(), URL: url})
@@ -87,6 +98,9 @@ func (d *Dir) Path(parts ...string) string {
 
 // Close gives the directory up.
 func (d *Dir) Close() error {
+	if d.lock == nil {
+		return nil
+	}
 	d.lock.Truncate(0)
 	return d.lock.Close()
 }

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+
+	"managoat/handlers"
+	"managoat/handlers/api"
+)
+
+// edge puts the table of routes over the services.
+func edge(b *base, s *services, proxies []*net.IPNet) http.Handler {
+	routes := handlers.APIRoutes(handlers.JSON{
+		Health:        api.Health{Checks: map[string]func(context.Context) error{"database": b.db.Ping}},
+		Auth:          api.Auth{Service: s.identity, Quotas: s.quotas},
+		Quotas:        api.Quotas{Service: s.quotas},
+		Audit:         api.Audit{Service: s.audit},
+		Catalog:       api.Catalog{Providers: b.cfg.SandboxProviders, Default: b.cfg.SandboxProvider},
+		Environments:  api.Environments{Service: s.environments},
+		Vaults:        api.Vaults{Service: s.vaults},
+		Agents:        api.Agents{Service: s.agents},
+		Credentials:   api.Credentials{Service: s.inference},
+		Workspaces:    api.Workspaces{Service: s.workspaces, Files: s.files, Ledger: s.ledger},
+		Conversations: api.Conversations{Service: s.conversations, Reader: s.reader, Ledger: s.ledger},
+		Account:       api.Account{Reader: s.reader},
+	})
+	e, _ := handlers.New(handlers.Config{DB: b.db, Auth: s.identity, Routes: routes, Log: slog.Default(), TrustedProxies: proxies, Version: version})
+	return e
+}

@@ -1,0 +1,110 @@
+// Command managoat is the server, the egress process and the command line of Managoat in one binary.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"managoat/internal/config"
+)
+
+// version is set by the build.
+var version = "development"
+
+// Exit codes of every verb.
+const (
+	exitOK          = 0
+	exitRefused     = 1
+	exitUsage       = 2
+	exitUnreachable = 3
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := root().ExecuteContext(ctx)
+	stop()
+	os.Exit(report(err))
+}
+
+// codedError carries the exit code of a verb that failed.
+type codedError struct {
+	code int
+	err  error
+}
+
+func (e *codedError) Error() string { return e.err.Error() }
+func (e *codedError) Unwrap() error { return e.err }
+
+func report(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	var coded *codedError
+	if errors.As(err, &coded) {
+		if msg := coded.Error(); msg != "" {
+			fmt.Fprintln(os.Stderr, "managoat:", msg)
+		}
+		return coded.code
+	}
+	fmt.Fprintln(os.Stderr, "managoat:", err)
+	return exitRefused
+}
+
+func root() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "managoat", Short: "Self-hosted, multi-tenant runtime for coding agents",
+		Version: version, SilenceUsage: true, SilenceErrors: true,
+	}
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return &codedError{exitUsage, fmt.Errorf("%w\nSee: %s --help", err, c.CommandPath())}
+	})
+	cmd.AddGroup(&cobra.Group{ID: "use", Title: "Use a server:"}, &cobra.Group{ID: "run", Title: "Run a server:"})
+	cmd.AddCommand(serverVerbs()...)
+	return cmd
+}
+
+// verb makes a command whose arguments are checked by args.
+func verb(group, use, short string, args cobra.PositionalArgs, run func(*cobra.Command, []string) error) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, GroupID: group, RunE: run, Args: func(c *cobra.Command, a []string) error {
+		if err := args(c, a); err != nil {
+			return &codedError{exitUsage, fmt.Errorf("%w\nUsage: %s", err, c.UseLine())}
+		}
+		return nil
+	}}
+}
+
+// configured is verb for commands that take the server's settings.
+func configured(use, short string, run func(context.Context, *config.Config) error) *cobra.Command {
+	cfg := &config.Config{}
+	cmd := verb("run", use, short, cobra.NoArgs, func(c *cobra.Command, _ []string) error {
+		if err := cfg.Check(); err != nil {
+			return &codedError{exitUsage, err}
+		}
+		setLog(cfg)
+		return run(c.Context(), cfg)
+	})
+	if err := cfg.Flags(cmd.Flags()); err != nil {
+		cmd.PreRunE = func(*cobra.Command, []string) error { return &codedError{exitUsage, err} }
+	}
+	return cmd
+}
+
+func setLog(cfg *config.Config) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
+		level = slog.LevelInfo // checked before
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	var h slog.Handler = slog.NewTextHandler(os.Stderr, opts)
+	if cfg.LogFormat == "json" {
+		h = slog.NewJSONHandler(os.Stderr, opts)
+	}
+	slog.SetDefault(slog.New(h))
+}

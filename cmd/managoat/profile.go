@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"managoat/internal/client"
+)
+
+// profile is what `managoat login` remembers.
+type profile struct {
+	URL string `json:"url"`
+	Key string `json:"key"`
+}
+
+// defaultURL is where `managoat serve` listens unless told otherwise.
+const defaultURL = "http://127.0.0.1:8080"
+
+func profilePath() (string, error) {
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "managoat", "login.json"), nil
+}
+
+func (p profile) save() error {
+	path, err := profilePath()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// connect makes the client of the server that the environment names, or that login remembered.
+func connect() (*client.Client, error) {
+	if key := os.Getenv("MANAGOAT_TOKEN"); key != "" {
+		base := os.Getenv("MANAGOAT_BASE_URL")
+		if base == "" {
+			base = defaultURL
+		}
+		return &client.Client{Base: base, Key: key}, nil
+	}
+	path, err := profilePath()
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &codedError{exitUsage, errors.New("not signed in: run `managoat login`, or set MANAGOAT_TOKEN and MANAGOAT_BASE_URL")}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var p profile
+	if err := json.Unmarshal(b, &p); err != nil {
+		return nil, fmt.Errorf("%s cannot be read: run `managoat login` again", path)
+	}
+	return &client.Client{Base: p.URL, Key: p.Key}, nil
+}
+
+// coded gives a client's error its exit code.
+func coded(err error) error {
+	var refused *client.Refused
+	var gone *client.Unreachable
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &gone):
+		return &codedError{exitUnreachable, err}
+	case errors.As(err, &refused):
+		return &codedError{exitRefused, err}
+	}
+	return err
+}

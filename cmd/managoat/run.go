@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"managoat/internal/client"
+)
+
+// event is a row of a conversation's stream.
+type event struct {
+	Seq        int64           `json:"seq"`
+	Type       string          `json:"type"`
+	TurnNumber int             `json:"turn_number"`
+	Body       json.RawMessage `json:"body"`
+}
+
+type turnView struct {
+	ID         string `json:"id"`
+	TurnNumber int    `json:"turn_number"`
+	Status     string `json:"status"`
+	StopReason string `json:"stop_reason"`
+	Reason     string `json:"reason"`
+	Error      *struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+func runVerb() *cobra.Command {
+	var workspace, environment, prompt, cwd, title, conversation string
+	var asJSON bool
+	cmd := sub("run AGENT -p PROMPT", "Give an agent one prompt, stream the turn, exit by its outcome", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		if prompt == "-" {
+			b, err := io.ReadAll(io.LimitReader(os.Stdin, 1<<20))
+			if err != nil {
+				return err
+			}
+			prompt = string(b)
+		}
+		if strings.TrimSpace(prompt) == "" {
+			return &codedError{exitUsage, errors.New("-p is needed: the prompt, or - to read it from standard input")}
+		}
+		number := 1
+		if conversation == "" {
+			id, err := launch(c, cl, args[0], workspace, environment, cwd, title, prompt)
+			if err != nil {
+				return err
+			}
+			conversation = id
+			fmt.Fprintln(os.Stderr, "conversation", id)
+		} else {
+			var out struct{ Data turnView }
+			if err := cl.Do(c.Context(), "POST", "/api/conversations/"+conversation+"/prompts", map[string]any{"prompt": prompt}, &out); err != nil {
+				return err
+			}
+			number = out.Data.TurnNumber
+		}
+		return followTurn(c.Context(), cl, conversation, number, asJSON)
+	})
+	cmd.Use = "run AGENT -p PROMPT [--workspace W]"
+	cmd.GroupID = "use"
+	f := cmd.Flags()
+	f.StringVarP(&prompt, "prompt", "p", "", "the prompt; - reads standard input")
+	f.StringVar(&workspace, "workspace", "", "the workspace's name or id (default: a machine of its own)")
+	f.StringVar(&environment, "environment", "", "the environment of a machine of its own (default: the agent's)")
+	f.StringVar(&cwd, "cwd", "", "working directory in the machine")
+	f.StringVar(&title, "title", "", "the conversation's title")
+	f.StringVar(&conversation, "conversation", "", "go on in this conversation instead of starting one")
+	f.BoolVar(&asJSON, "json", false, "print every event as a line of JSON")
+	return cmd
+}
+
+func launch(c *cobra.Command, cl *client.Client, agent, workspace, environment, cwd, title, prompt string) (string, error) {
+	in := map[string]any{"prompt": prompt}
+	var err error
+	if in["agent_id"], err = find(c, cl, "/api/agents", "agent", agent); err != nil {
+		return "", err
+	}
+	if workspace != "" {
+		if in["workspace_id"], err = find(c, cl, "/api/workspaces", "workspace", workspace); err != nil {
+			return "", err
+		}
+	}
+	if environment != "" {
+		if in["environment_id"], err = find(c, cl, "/api/environments", "environment", environment); err != nil {
+			return "", err
+		}
+	}
+	for k, v := range map[string]string{"cwd": cwd, "title": title} {
+		if v != "" {
+			in[k] = v
+		}
+	}
+	var out struct{ Data struct{ ID string } }
+	err = cl.Do(c.Context(), "POST", "/api/conversations", in, &out)
+	return out.Data.ID, err
+}
+
+// followTurn prints a turn as it happens. Interrupting the command (Ctrl-C) interrupts the turn and shows its end; a
+// second time leaves it.
+func followTurn(ctx context.Context, cl *client.Client, conversation string, number int, asJSON bool) error {
+	t := &turnPrinter{printer: stdout(), json: asJSON}
+	turnPath := fmt.Sprintf("/api/conversations/%s/turns/%d", conversation, number)
+	var final turnView
+	each := func(f client.Frame) error {
+		var e event
+		if f.Event != client.Opened {
+			if err := json.Unmarshal(f.Data, &e); err != nil {
+				return fmt.Errorf("the server sent an event that cannot be read: %w", err)
+			}
+			if e.TurnNumber != 0 && e.TurnNumber != number {
+				return nil
+			}
+			if asJSON {
+				fmt.Fprintf(os.Stdout, "%s\n", f.Data)
+			} else {
+				t.show(e)
+			}
+		}
+		// Whether the turn is over is the turn's own word, asked when a row says that something changed.
+		if f.Event != client.Opened && !endsTurn(e) {
+			return nil
+		}
+		var out struct{ Data turnView }
+		if err := cl.Get(context.WithoutCancel(ctx), turnPath, &out); err != nil {
+			return err
+		}
+		if s := out.Data.Status; s != "pending" && s != "running" && f.Event != client.Opened {
+			final = out.Data
+			return client.ErrStop
+		}
+		return nil
+	}
+	path := "/api/conversations/" + conversation + "/stream"
+	err := cl.Follow(ctx, path, "", each)
+	if ctx.Err() != nil {
+		fmt.Fprintln(os.Stderr, "\ninterrupting the turn …")
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		defer cancel()
+		if err := cl.Do(rest, "POST", "/api/conversations/"+conversation+"/interrupt", map[string]any{}, nil); err != nil {
+			return err
+		}
+		err = cl.Follow(rest, path, t.last, each)
+	}
+	if err != nil {
+		return err
+	}
+	t.endLine()
+	switch final.Status {
+	case "completed":
+		return nil
+	case "":
+		return &codedError{exitRefused, errors.New("the conversation ended before the turn did")}
+	}
+	msg := "the turn " + final.Status
+	if final.Status == "interrupted" {
+		msg = "the turn was interrupted"
+	}
+	if final.Error != nil {
+		msg += ": " + final.Error.Message + " (" + final.Error.Code + ")"
+	} else if final.Reason != "" {
+		msg += ": " + final.Reason
+	}
+	return &codedError{exitRefused, errors.New(msg)}
+}
+
+func endsTurn(e event) bool {
+	if e.Type != "stage" {
+		return false
+	}
+	var b struct{ Stage, State string }
+	return json.Unmarshal(e.Body, &b) == nil && b.Stage == "turn" && b.State != "started"
+}
+
+// turnPrinter writes rows for people: messages as they come, one line for everything else.
+type turnPrinter struct {
+	printer
+	json   bool
+	inText bool
+	last   string
+	titles map[string]string
+}
+
+func (t *turnPrinter) endLine() {
+	if t.inText {
+		t.text("\n")
+		t.inText = false
+	}
+}
+
+func (t *turnPrinter) line(s string) {
+	t.endLine()
+	t.text(s + "\n")
+}
+
+func (t *turnPrinter) show(e event) {
+	t.last = fmt.Sprint(e.Seq)
+	var b struct {
+		ID, Text, Title, Stage, State, Reason, Advice, Code, Message, Status, Signal, Output, Tool string
+		ExitCode                                                                                   *int  `json:"exit_code"`
+		DurationMS                                                                                 int64 `json:"duration_ms"`
+	}
+	if json.Unmarshal(e.Body, &b) != nil {
+		return
+	}
+	switch e.Type {
+	case "message":
+		t.text(b.Text)
+		t.inText = true
+	case "tool_call":
+		if t.titles == nil {
+			t.titles = map[string]string{}
+		}
+		if b.Title != "" {
+			t.titles[b.ID] = b.Title
+		}
+	case "tool_result":
+		mark := "✓"
+		if b.Status != "completed" {
+			mark = "✕"
+		}
+		s := mark + " " + t.titles[b.ID]
+		if b.ExitCode != nil {
+			s += fmt.Sprintf("  exit %d", *b.ExitCode)
+		}
+		if b.Signal != "" {
+			s += "  " + b.Signal
+		}
+		t.line(s + "  " + duration(b.DurationMS))
+	case "stage":
+		if b.Stage == "turn" {
+			return
+		}
+		mark := map[string]string{"started": "◐", "done": "✓", "failed": "✕", "interrupted": "–"}[b.State]
+		s := mark + " " + b.Stage
+		if b.Reason != "" {
+			s += ": " + b.Reason
+		}
+		if b.Advice != "" {
+			s += " — " + b.Advice
+		}
+		t.line(s)
+	case "notice":
+		t.line("· " + b.Text)
+	case "error":
+		t.line("✕ " + b.Message + " (" + b.Code + ")")
+	case "permission_request":
+		t.line("◌ permission: " + b.Title)
+	}
+}

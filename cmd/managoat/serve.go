@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"managoat/db"
+	"managoat/internal/broker"
+	"managoat/internal/config"
+	"managoat/internal/datadir"
+	"managoat/internal/identity"
+	"managoat/internal/secret"
+)
+
+// serverVerbs are the verbs that run a server or act on its data directory.
+func serverVerbs() []*cobra.Command {
+	return []*cobra.Command{
+		configured("serve", "Run the server", serve),
+		configured("down", "Park every machine of a data directory; stop its server, egress process and PostgreSQL", down),
+		configured("migrate", "Bring the database up to date and end", migrateVerb),
+		egressVerb(), doctorVerb(), adminVerbs(), runtimesVerbs(),
+		loginVerb(), workspaceVerbs(), runVerb(), meVerb(),
+	}
+}
+
+// serve runs the server until it is told to stop.
+func serve(ctx context.Context, cfg *config.Config) (err error) {
+	dir, err := datadir.Open(cfg.Data)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	listener, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", cfg.Listen, err)
+	}
+	defer listener.Close()
+	url := cfg.URL
+	if url == "" {
+		url = "http://" + listener.Addr().String()
+	}
+	if err := dir.Announce(url); err != nil {
+		return err
+	}
+	b, err := openBase(ctx, cfg, dir, func(s string) { fmt.Fprintln(os.Stderr, s) })
+	if err != nil {
+		return err
+	}
+	defer func() {
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), graceful)
+		defer cancel()
+		b.close(rest)
+	}()
+	s, err := assemble(ctx, b, url)
+	if err != nil {
+		return err
+	}
+	if err := s.restore(ctx); err != nil {
+		return err
+	}
+
+	// Work goes on for a short while after the server was told to stop, so that what is under way can be handed over.
+	work, endWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer endWork()
+	worked := make(chan error, 1)
+	go func() { worked <- s.run(work) }()
+
+	proxies, err := cfg.Proxies()
+	if err != nil {
+		return err
+	}
+	handler := edge(b, s, proxies)
+	web := server(handler)
+	web.BaseContext = func(net.Listener) context.Context { return work }
+	inside, err := net.Listen("unix", socketPath(b))
+	if err != nil {
+		return fmt.Errorf("listen for machines: %w", err)
+	}
+	served := make(chan error, 2)
+	for _, l := range []net.Listener{listener, inside} {
+		go func() { served <- web.Serve(l) }()
+	}
+	if err := greet(ctx, s.identity, url); err != nil {
+		return err
+	}
+
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(os.Stderr, "\nStopping. Machines keep running, with the agents in them; the next start finds them again.")
+		fmt.Fprintf(os.Stderr, "To park them and stop everything: managoat down --data %s\n", cfg.Data)
+	case err = <-served:
+		slog.Error("the server's listener failed", "err", err)
+	case err = <-worked:
+		worked <- err
+		slog.Error("background work failed", "err", err)
+	case <-ended(b.embedded):
+		err = errors.New("PostgreSQL ended; its log is in the data directory (pg/postgres.log)")
+	}
+	// A second signal ends at once.
+	force := make(chan os.Signal, 1)
+	signal.Notify(force, syscall.SIGINT, syscall.SIGTERM)
+	go func() { <-force; os.Exit(exitRefused) }()
+
+	rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), graceful)
+	defer cancel()
+	endWork() // streams end, so that Shutdown does not wait for them; turns are handed over
+	web.Shutdown(rest)
+	select {
+	case e := <-worked:
+		err = errors.Join(err, e)
+	case <-rest.Done():
+		err = errors.Join(err, errors.New("some background work did not end in time"))
+	}
+	return err
+}
+
+func ended(e *db.Embedded) <-chan struct{} {
+	if e == nil || e.Adopted() {
+		return nil
+	}
+	return e.Done()
+}
+
+// server is the HTTP server. Streams have no total lifetime: each frame has a deadline of its own.
+func server(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+	}
+}
+
+func socketPath(b *base) string {
+	path := b.dir.Path(apiSocket)
+	os.Remove(path) // of a server that was killed; the directory's lock says that none runs
+	return path
+}
+
+// greet prints the URL, and on the first start the link that makes the first account.
+func greet(ctx context.Context, people *identity.Service, url string) error {
+	fmt.Printf("Managoat runs at %s\n", url)
+	has, err := people.HasAccounts(ctx)
+	if err != nil || has {
+		return err
+	}
+	token, expires, err := people.SetupLink(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("Make the first account (once, until %s):\n  %s/setup?token=%s\n", expires.Local().Format("Mon 15:04"), url, token.Reveal())
+	return nil
+}
+
+func egressVerb() *cobra.Command {
+	var data string
+	cmd := verb("run", "egress", "Run the egress process of a data directory (started by serve)", cobra.NoArgs, func(c *cobra.Command, _ []string) error {
+		slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		at := (&config.Config{Data: data})
+		dial, err := dialGuest(at.Dir("machines"))
+		if err != nil {
+			return err
+		}
+		err = broker.Serve(c.Context(), broker.Options{Dir: at.Dir("egress"), Dial: dial, Log: slog.Default()})
+		if errors.Is(err, broker.ErrServed) {
+			return &codedError{exitRefused, err}
+		}
+		return err
+	})
+	cmd.Flags().StringVar(&data, "data", "", "the data directory")
+	cmd.MarkFlagRequired("data")
+	return cmd
+}
+
+// down parks every machine and stops everything of a data directory, with or without a server that runs.
+func down(ctx context.Context, cfg *config.Config) error {
+	if _, err := os.Stat(cfg.Dir("master.key")); errors.Is(err, os.ErrNotExist) && cfg.MasterKey == "" {
+		return &codedError{exitRefused, fmt.Errorf("there is no Managoat in %s", cfg.Data)}
+	}
+	dir, err := datadir.StopServer(cfg.Data, 2*graceful)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	b, err := openBase(ctx, cfg, dir, func(s string) { fmt.Fprintln(os.Stderr, s) })
+	if err != nil {
+		return err
+	}
+	defer func() { b.close(context.WithoutCancel(ctx)) }()
+	s, err := assemble(ctx, b, "")
+	if err != nil {
+		return err
+	}
+	parked, err := s.machines.Down(ctx)
+	if err != nil {
+		return fmt.Errorf("park machines: %w", err)
+	}
+	s.broker.Close()
+	if err := broker.Stop(ctx, dir.Path("egress")); err != nil {
+		return fmt.Errorf("stop the egress process: %w", err)
+	}
+	fmt.Fprintf(os.Stderr, "Parked %d machines; server, egress process and PostgreSQL of %s are stopped.\n", parked, cfg.Data)
+	return nil
+}
+
+func migrateVerb(ctx context.Context, cfg *config.Config) error {
+	dir, err := datadir.Open(cfg.Data)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	b, err := openBase(ctx, cfg, dir, func(s string) { fmt.Fprintln(os.Stderr, s) })
+	if err != nil {
+		return err
+	}
+	b.close(ctx)
+	fmt.Fprintln(os.Stderr, "The database is up to date.")
+	return nil
+}
+
+func adminVerbs() *cobra.Command {
+	cmd := &cobra.Command{Use: "admin", Short: "Act on a data directory as its operator", GroupID: "run", RunE: func(c *cobra.Command, _ []string) error {
+		return &codedError{exitUsage, fmt.Errorf("admin needs a verb\n%s", c.UsageString())}
+	}}
+	var email, account string
+	var fromStdin bool
+	create := configured("create-owner", "Make an account with its owner and print its API key", func(ctx context.Context, cfg *config.Config) error {
+		if email == "" {
+			return &codedError{exitUsage, errors.New("--email is needed")}
+		}
+		password, err := readPassword(fromStdin)
+		if err != nil {
+			return err
+		}
+		return createOwner(ctx, cfg, identity.OwnerInput{Email: email, Password: secret.New(password), Account: account})
+	})
+	create.GroupID = ""
+	create.Flags().StringVar(&email, "email", "", "the owner's e-mail address")
+	create.Flags().StringVar(&account, "account", "", "the account's name (default: the e-mail address)")
+	create.Flags().BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
+	cmd.AddCommand(create)
+	return cmd
+}
+
+// createOwner works beside a running server, which owns the directory and its PostgreSQL, and without one.
+func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput) error {
+	dir, err := datadir.Open(cfg.Data)
+	var inUse *datadir.InUse
+	if errors.As(err, &inUse) {
+		dir = datadir.Beside(cfg.Data)
+	} else if err != nil {
+		return err
+	}
+	defer dir.Close()
+	b, err := openBase(ctx, cfg, dir, func(s string) { fmt.Fprintln(os.Stderr, s) })
+	if err != nil {
+		return err
+	}
+	defer func() { b.close(context.WithoutCancel(ctx)) }()
+	people, err := identity.NewService(b.db, b.keys, slog.Default())
+	if err != nil {
+		return err
+	}
+	if err := people.CheckMasterKey(ctx); err != nil {
+		return err
+	}
+	owner, key, err := people.CreateOwner(ctx, "command line", in)
+	if err != nil {
+		return &codedError{exitRefused, err}
+	}
+	fmt.Fprintf(os.Stderr, "Made the account %q with its owner %s. Its API key, shown this once:\n", owner.Account, owner.Email)
+	fmt.Println(key.Plain.Reveal())
+	return nil
+}

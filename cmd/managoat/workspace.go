@@ -1,0 +1,424 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"managoat/internal/client"
+)
+
+// workspaceView is what the verbs show of a workspace.
+type workspaceView struct {
+	ID                string          `json:"id"`
+	Name              string          `json:"name"`
+	Status            string          `json:"status"`
+	MachineStatus     string          `json:"machine_status"`
+	SetupStep         string          `json:"setup_step"`
+	EnvironmentID     string          `json:"environment_id"`
+	VaultID           *string         `json:"vault_id"`
+	SandboxProvider   string          `json:"sandbox_provider"`
+	Stale             bool            `json:"stale"`
+	ChangedFields     []string        `json:"changed_fields"`
+	ConversationCount int             `json:"conversation_count"`
+	Error             *setupError     `json:"error"`
+	LastActiveAt      time.Time       `json:"last_active_at"`
+	raw               json.RawMessage `json:"-"`
+}
+
+type setupError struct {
+	Step       string `json:"step"`
+	Message    string `json:"message"`
+	ExitCode   *int   `json:"exit_code"`
+	OutputTail string `json:"output_tail"`
+}
+
+type setupStep struct {
+	Step         string `json:"step"`
+	State        string `json:"state"`
+	DurationMS   *int64 `json:"duration_ms"`
+	ExitCode     *int   `json:"exit_code"`
+	Note         string `json:"note"`
+	Output       string `json:"output"`
+	DroppedBytes int64  `json:"dropped_bytes"`
+}
+
+func workspaceVerbs() *cobra.Command {
+	cmd := &cobra.Command{Use: "workspace", Aliases: []string{"workspaces", "ws"}, Short: "Machines you keep: create, list, show, logs, retry, delete", GroupID: "use",
+		RunE: func(c *cobra.Command, args []string) error {
+			return &codedError{exitUsage, fmt.Errorf("workspace needs a verb\n%s", c.UsageString())}
+		}}
+	cmd.AddCommand(workspaceCreate(), workspaceList(), workspaceShow(), workspaceLogs(), workspaceRetry(), workspaceDelete())
+	return cmd
+}
+
+// sub is verb for a command below another.
+func sub(use, short string, args cobra.PositionalArgs, run func(*cobra.Command, *client.Client, []string) error) *cobra.Command {
+	return verb("", use, short, args, func(c *cobra.Command, a []string) error {
+		cl, err := connect()
+		if err != nil {
+			return err
+		}
+		return coded(run(c, cl, a))
+	})
+}
+
+func workspaceCreate() *cobra.Command {
+	var environment, vault, provider string
+	var asJSON, follow bool
+	cmd := sub("create NAME --environment ENV", "Build a machine from an environment", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		if environment == "" {
+			return &codedError{exitUsage, errors.New("--environment is needed: its name or id")}
+		}
+		envID, err := find(c, cl, "/api/environments", "environment", environment)
+		if err != nil {
+			return err
+		}
+		in := map[string]any{"name": args[0], "environment_id": envID}
+		if vault != "" {
+			if in["vault_id"], err = find(c, cl, "/api/vaults", "vault", vault); err != nil {
+				return err
+			}
+		}
+		if provider != "" {
+			in["sandbox_provider"] = provider
+		}
+		w, err := workspaceCall(c, cl, "POST", "/api/workspaces", in)
+		if err != nil {
+			return err
+		}
+		if follow {
+			return followSetup(c, cl, w.ID)
+		}
+		return showWorkspace(w, asJSON)
+	})
+	cmd.Flags().StringVar(&environment, "environment", "", "the environment's name or id")
+	cmd.Flags().StringVar(&vault, "vault", "", "the vault's name or id")
+	cmd.Flags().StringVar(&provider, "provider", "", "the sandbox provider (default: the instance's)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the setup until it ends")
+	return cmd
+}
+
+func workspaceList() *cobra.Command {
+	var asJSON, implicit bool
+	cmd := sub("list", "List workspaces", cobra.NoArgs, func(c *cobra.Command, cl *client.Client, _ []string) error {
+		var all []json.RawMessage
+		if err := pages(c, cl, "/api/workspaces?implicit="+fmt.Sprint(implicit), func(item json.RawMessage) error {
+			all = append(all, item)
+			return nil
+		}); err != nil {
+			return err
+		}
+		if asJSON {
+			return stdout().json(all)
+		}
+		var rows [][]string
+		for _, item := range all {
+			var w workspaceView
+			if err := json.Unmarshal(item, &w); err != nil {
+				return err
+			}
+			rows = append(rows, []string{w.Name, w.state(), fmt.Sprint(w.ConversationCount), ago(w.LastActiveAt), w.ID})
+		}
+		return stdout().table([]string{"NAME", "STATUS", "CONVERSATIONS", "LAST ACTIVE", "ID"}, rows)
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&implicit, "implicit", false, "also the machines that belong to one conversation")
+	return cmd
+}
+
+func workspaceShow() *cobra.Command {
+	var asJSON bool
+	cmd := sub("show WORKSPACE", "Show one workspace", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		w, err := namedWorkspace(c, cl, args[0])
+		if err != nil {
+			return err
+		}
+		return showWorkspace(w, asJSON)
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func workspaceLogs() *cobra.Command {
+	var asJSON, follow bool
+	cmd := sub("logs WORKSPACE", "Show the last setup's log; -f follows one that runs and exits by its outcome", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		w, err := namedWorkspace(c, cl, args[0])
+		if err != nil {
+			return err
+		}
+		if follow {
+			return followSetup(c, cl, w.ID)
+		}
+		if asJSON {
+			var raw json.RawMessage
+			if err := cl.Get(c.Context(), "/api/workspaces/"+w.ID+"/setup-log", &raw); err != nil {
+				return err
+			}
+			stdout().text(string(raw) + "\n")
+			return nil
+		}
+		steps, err := setupLog(c, cl, w.ID)
+		if err != nil {
+			return err
+		}
+		p := stdout()
+		for _, s := range steps {
+			p.text(s.heading() + "\n")
+			if s.DroppedBytes > 0 {
+				p.text(fmt.Sprintf("… %d bytes before this were dropped\n", s.DroppedBytes))
+			}
+			p.text(s.Output)
+			if s.Output != "" && !strings.HasSuffix(s.Output, "\n") {
+				p.text("\n")
+			}
+		}
+		return nil
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow until the setup ends")
+	return cmd
+}
+
+func workspaceRetry() *cobra.Command {
+	var follow, asJSON bool
+	cmd := sub("retry WORKSPACE", "Set a failed workspace up again, with its environment as it is now", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		w, err := namedWorkspace(c, cl, args[0])
+		if err != nil {
+			return err
+		}
+		if w, err = workspaceCall(c, cl, "POST", "/api/workspaces/"+w.ID+"/retry", nil); err != nil {
+			return err
+		}
+		if follow {
+			return followSetup(c, cl, w.ID)
+		}
+		return showWorkspace(w, asJSON)
+	})
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the setup until it ends")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func workspaceDelete() *cobra.Command {
+	return sub("delete WORKSPACE", "End its conversations and destroy its machine with its disk", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		w, err := namedWorkspace(c, cl, args[0])
+		if err != nil {
+			return err
+		}
+		return cl.Do(c.Context(), "DELETE", "/api/workspaces/"+w.ID, nil, nil)
+	})
+}
+
+func (w workspaceView) state() string {
+	s := w.Status
+	if s == "ready" && w.MachineStatus == "suspended" {
+		s = "parked"
+	}
+	if w.SetupStep != "" && w.Status == "provisioning" {
+		s += " (" + w.SetupStep + ")"
+	}
+	if w.Stale {
+		s += ", stale: " + strings.Join(w.ChangedFields, " ")
+	}
+	return s
+}
+
+func (s setupStep) heading() string {
+	mark := map[string]string{"done": "✓", "failed": "✕", "running": "◐", "skipped": "–", "pending": "◌"}[s.State]
+	out := mark + " " + s.Step
+	if s.Note != "" {
+		out += "  " + s.Note
+	}
+	if s.ExitCode != nil && *s.ExitCode != 0 {
+		out += fmt.Sprintf("  exit %d", *s.ExitCode)
+	}
+	if s.DurationMS != nil {
+		out += "  " + duration(*s.DurationMS)
+	}
+	return out
+}
+
+func showWorkspace(w workspaceView, asJSON bool) error {
+	p := stdout()
+	if asJSON {
+		return p.json(w.raw)
+	}
+	p.text(fmt.Sprintf("%s  %s\nid %s\n", w.Name, w.state(), w.ID))
+	if w.Error != nil {
+		p.text(fmt.Sprintf("✕ %s: %s\n%s\n", w.Error.Step, w.Error.Message, strings.TrimRight(w.Error.OutputTail, "\n")))
+	}
+	return nil
+}
+
+func workspaceCall(c *cobra.Command, cl *client.Client, method, path string, in any) (workspaceView, error) {
+	var out struct {
+		Data json.RawMessage `json:"data"`
+	}
+	if err := cl.Do(c.Context(), method, path, in, &out); err != nil {
+		return workspaceView{}, err
+	}
+	w := workspaceView{raw: out.Data}
+	return w, json.Unmarshal(out.Data, &w)
+}
+
+func namedWorkspace(c *cobra.Command, cl *client.Client, ref string) (workspaceView, error) {
+	id, err := find(c, cl, "/api/workspaces", "workspace", ref)
+	if err != nil {
+		return workspaceView{}, err
+	}
+	return workspaceCall(c, cl, "GET", "/api/workspaces/"+id, nil)
+}
+
+func setupLog(c *cobra.Command, cl *client.Client, id string) ([]setupStep, error) {
+	var out struct {
+		Data struct {
+			Steps []setupStep `json:"steps"`
+		} `json:"data"`
+	}
+	err := cl.Get(c.Context(), "/api/workspaces/"+id+"/setup-log", &out)
+	return out.Data.Steps, err
+}
+
+// followSetup prints the setup's lines as they come and ends with its outcome: nil when the workspace became ready.
+func followSetup(c *cobra.Command, cl *client.Client, id string) error {
+	p := stdout()
+	printed := map[string]int64{} // per step: bytes of its output that were shown
+	// catchUp prints what the log has and was not printed; the stream only says when to look.
+	catchUp := func() error {
+		steps, err := setupLog(c, cl, id)
+		if err != nil {
+			return err
+		}
+		for _, s := range steps {
+			if s.State == "pending" {
+				continue
+			}
+			shown, seen := printed[s.Step]
+			if !seen {
+				p.text("◐ " + s.Step + "\n")
+			}
+			total := s.DroppedBytes + int64(len(s.Output))
+			if missing := min(total-shown, int64(len(s.Output))); missing > 0 {
+				p.text(s.Output[int64(len(s.Output))-missing:])
+			}
+			printed[s.Step] = max(shown, total)
+		}
+		return nil
+	}
+	ended := func() (bool, error) {
+		w, err := workspaceCall(c, cl, "GET", "/api/workspaces/"+id, nil)
+		if err != nil {
+			return false, err
+		}
+		if err := catchUp(); err != nil {
+			return false, err
+		}
+		switch {
+		case w.Status == "provisioning":
+			return false, nil
+		case w.Status == "ready":
+			p.text("✓ ready\n")
+			return true, nil
+		case w.Error != nil:
+			return true, &codedError{exitRefused, fmt.Errorf("%s failed: %s", w.Error.Step, w.Error.Message)}
+		}
+		return true, &codedError{exitRefused, fmt.Errorf("the workspace is %s", w.Status)}
+	}
+	return cl.Follow(c.Context(), "/api/events/stream", "", func(f client.Frame) error {
+		var body struct {
+			WorkspaceID string `json:"workspace_id"`
+		}
+		if f.Event != client.Opened && (json.Unmarshal(f.Data, &body) != nil || body.WorkspaceID != id) {
+			return nil
+		}
+		if f.Event == "workspace.setup" {
+			return catchUp()
+		}
+		done, err := ended()
+		if done && err == nil {
+			return client.ErrStop
+		}
+		return err
+	})
+}
+
+// find turns a name or an id into an id.
+func find(c *cobra.Command, cl *client.Client, path, what, ref string) (string, error) {
+	found := ""
+	err := pages(c, cl, path, func(item json.RawMessage) error {
+		var row struct{ ID, Name string }
+		if err := json.Unmarshal(item, &row); err != nil {
+			return err
+		}
+		if row.ID == ref || row.Name == ref {
+			found = row.ID
+			return client.ErrStop
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	if found == "" {
+		return "", &codedError{exitRefused, fmt.Errorf("there is no %s %q in this account", what, ref)}
+	}
+	return found, nil
+}
+
+// pages walks a list to its end.
+func pages(c *cobra.Command, cl *client.Client, path string, each func(json.RawMessage) error) error {
+	sep := "?"
+	if strings.Contains(path, "?") {
+		sep = "&"
+	}
+	cursor := ""
+	for {
+		var page struct {
+			Data []json.RawMessage `json:"data"`
+			Meta struct {
+				HasMore    bool   `json:"has_more"`
+				NextCursor string `json:"next_cursor"`
+			} `json:"meta"`
+		}
+		at := path
+		if cursor != "" {
+			at += sep + "after=" + url.QueryEscape(cursor)
+		}
+		if err := cl.Get(c.Context(), at, &page); err != nil {
+			return err
+		}
+		for _, item := range page.Data {
+			if err := each(item); errors.Is(err, client.ErrStop) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+		if !page.Meta.HasMore || page.Meta.NextCursor == "" {
+			return nil
+		}
+		cursor = page.Meta.NextCursor
+	}
+}
+
+func ago(t time.Time) string {
+	d := time.Since(t)
+	switch {
+	case t.IsZero():
+		return "–"
+	case d < time.Minute:
+		return "just now"
+	case d < time.Hour:
+		return fmt.Sprintf("%d min ago", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h ago", int(d.Hours()))
+	}
+	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+}
