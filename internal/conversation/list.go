@@ -167,7 +167,11 @@ func (s *Service) Turns(ctx context.Context, actor tenant.Actor, id uuid.UUID, p
 	if err != nil {
 		return input.List[Turn]{}, fmt.Errorf("list turns: %w", err)
 	}
-	turns, err := viewTurns(rows)
+	open, err := q.OpenTurns(ctx, id)
+	if err != nil {
+		return input.List[Turn]{}, fmt.Errorf("list open turns: %w", err)
+	}
+	turns, err := viewTurns(rows, open)
 	if err != nil {
 		return input.List[Turn]{}, err
 	}
@@ -188,7 +192,15 @@ func (s *Service) Turn(ctx context.Context, actor tenant.Actor, id uuid.UUID, nu
 	if err != nil {
 		return Turn{}, missing(err)
 	}
-	return viewTurn(row)
+	open, err := q.OpenTurns(ctx, id)
+	if err != nil {
+		return Turn{}, fmt.Errorf("list open turns: %w", err)
+	}
+	turns, err := viewTurns([]queries.Turn{row}, open)
+	if err != nil {
+		return Turn{}, err
+	}
+	return turns[0], nil
 }
 
 // maxTurns is the largest number that a turn can have.

@@ -3,6 +3,7 @@ package conversation
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -208,21 +209,18 @@ func viewTurn(t queries.Turn) (Turn, error) {
 	return v, nil
 }
 
-// viewTurns shows a conversation's open turns, in order, with the place of those that wait.
-func viewTurns(rows []queries.Turn) ([]Turn, error) {
+// viewTurns shows turns of a conversation, with the place of those that wait among its open ones.
+func viewTurns(rows, open []queries.Turn) ([]Turn, error) {
 	turns := make([]Turn, len(rows))
-	open := 0
 	for i, r := range rows {
 		var err error
 		if turns[i], err = viewTurn(r); err != nil {
 			return nil, err
 		}
 		if r.Status == Pending {
-			turns[i].QueuePosition = open
+			turns[i].QueuePosition = slices.IndexFunc(open, func(t queries.Turn) bool { return t.ID == r.ID })
 		}
-		if r.Status == Pending || r.Status == Running {
-			open++
-		}
+		turns[i].QueuePosition = max(turns[i].QueuePosition, 0)
 	}
 	return turns, nil
 }
@@ -250,7 +248,7 @@ func viewConversation(c queries.Conversation, w queries.Workspace, agentName, fi
 	if err := json.Unmarshal(c.Labels, &v.Labels); err != nil {
 		return Conversation{}, fmt.Errorf("read conversation %s: labels: %w", c.ID, err)
 	}
-	turns, err := viewTurns(open)
+	turns, err := viewTurns(open, open)
 	if err != nil {
 		return Conversation{}, err
 	}

@@ -255,7 +255,7 @@ func prompt(m message) {
 				hog = append(hog, b)
 			}
 		case "kill":
-			syscall.Kill(os.Getpid(), syscall.SIGSEGV)
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
 		if stop == "cancelled" {
