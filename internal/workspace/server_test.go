@@ -1,0 +1,195 @@
+package workspace_test
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"managoat/internal/machine"
+	"managoat/internal/refusal"
+	"managoat/internal/workspace"
+	"managoat/internal/workspace/workspacetest"
+	"managoat/sandbox"
+)
+
+// A server that is killed in the middle of a setup: the next one on its host takes the setup up at once, on a new
+// machine, says so, and leaves nothing of the old one.
+func TestASetupWhoseServerWasKilledIsDoneAgain(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.Quiet(t)
+	first := workspacetest.Spawn(t, w.Host)
+	ws := create(t, w, makeEnvironment(t, w, script("echo \"run on $(hostname)\"; [ -e ~/.again ] || sleep 5")))
+	eventually(t, "the script to run", func() bool {
+		got := setupLog(t, w, ws.ID)["setup_script"]
+		return strings.Contains(got.Output, "run on")
+	})
+	first.Kill()
+	began := time.Now()
+	w.Server.Run(t)
+	got := ready(t, w, ws.ID)
+	if *got.SandboxID == *ws.SandboxID {
+		t.Error("it went on with a machine of which nothing is known")
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Logf("adopted and done after %s", took)
+	}
+	if text := setupLog(t, w, ws.ID)["machine"].Output; !strings.Contains(text, "stopped in its step setup_script. It begins again") {
+		t.Errorf("the log does not say so: %q", text)
+	}
+	if got.SetupID != ws.SetupID {
+		t.Error("it is another setup now: who waited for it waits for ever")
+	}
+	infos, err := w.Provider.List(t.Context(), map[string]string{sandbox.LabelWorkspace: ws.ID.String()})
+	if err != nil || len(infos) != 1 || infos[0].Labels[sandbox.LabelMachine] != got.SandboxID.String() {
+		t.Errorf("its machines: %+v %v", infos, err)
+	}
+}
+
+// A server that stops gracefully gives its setup back at once; another host takes it.
+func TestASetupIsHandedToAnotherHostWhenItsServerStops(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := create(t, w, makeEnvironment(t, w, script("sleep 3; echo done")))
+	eventually(t, "the script to run", func() bool { return setupLog(t, w, ws.ID)["setup_script"].State == "running" })
+	w.Server.Stop()
+	host := w.Host
+	host.ID, host.Dir = uuid.New(), t.TempDir()
+	if len(filepath.Join(host.Dir, "egress", "egress.sock")) > 100 {
+		t.Fatal("the test's directory is too long")
+	}
+	other := w.Start(t, host)
+	other.Run(t)
+	eventually(t, "the other server to finish it", func() bool {
+		got, err := other.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
+		return err == nil && got.Status == workspace.Ready
+	})
+	// The first host cannot reach a machine that the second runs, and says whose it is.
+	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); code(err) != refusal.MachineHostUnreachable {
+		t.Errorf("from the first host: %v", err)
+	}
+}
+
+func TestADeleteWhoseServerWasKilledIsFinished(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := ready(t, w, create(t, w, makeEnvironment(t, w, nil)).ID)
+	w.Server.Stop()
+	if err := w.Workspaces.Delete(t.Context(), w.Owner.Actor, ws.ID); err != nil { // accepted, and then the server dies
+		t.Fatal(err)
+	}
+	if got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID); err != nil || got.Status != workspace.Deleting {
+		t.Fatalf("%+v %v", got, err)
+	}
+	w.Start(t, w.Host).Run(t)
+	gone(t, w, ws.ID)
+}
+
+// After a restart the machines that run are told to the egress process, those that stopped are parked, and those that
+// the provider does not have are lost.
+func TestRestoreFindsEveryMachineAsItIs(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	env := makeEnvironment(t, w, nil)
+	up, stopped, lost := create(t, w, env), create(t, w, env), create(t, w, env)
+	for _, ws := range []*workspace.Workspace{&up, &stopped, &lost} {
+		*ws = ready(t, w, ws.ID)
+	}
+	w.Server.Stop()
+	ctx := t.Context()
+	if err := w.Provider.Stop(ctx, "mg-"+stopped.SandboxID.String()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Provider.Destroy(ctx, "mg-"+lost.SandboxID.String()); err != nil {
+		t.Fatal(err)
+	}
+	again := w.Start(t, w.Host)
+	if err := again.Machines.Restore(ctx); err != nil {
+		t.Fatal(err)
+	}
+	probing, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := again.Egress.Probe(probing, *up.SandboxID); err != nil {
+		t.Errorf("the machine that is up: %v", err)
+	}
+	for _, c := range []struct {
+		ws   workspace.Workspace
+		want machine.Status
+	}{{up, machine.Ready}, {stopped, machine.Suspended}, {lost, machine.Lost}} {
+		got, err := again.Workspaces.Get(ctx, w.Owner.Actor, c.ws.ID)
+		if err != nil || got.MachineStatus != c.want || got.Status != workspace.Ready {
+			t.Errorf("workspace %s, machine %s, %v; want %s", got.Status, got.MachineStatus, err, c.want)
+		}
+	}
+}
+
+func TestDownParksEveryMachineOfTheHost(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	env := makeEnvironment(t, w, script("echo kept > ~/file"))
+	a, b := create(t, w, env), create(t, w, env)
+	ready(t, w, a.ID)
+	ready(t, w, b.ID)
+	w.Server.Stop()
+	if parked, err := w.Machines.Down(t.Context()); err != nil || parked != 2 {
+		t.Fatalf("parked %d, %v", parked, err)
+	}
+	for _, ws := range []workspace.Workspace{a, b} {
+		got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
+		if err != nil || got.MachineStatus != machine.Suspended {
+			t.Errorf("machine %s, %v", got.MachineStatus, err)
+		}
+	}
+	infos, err := w.Provider.List(t.Context(), map[string]string{sandbox.LabelInstance: w.Host.Instance})
+	if err != nil || len(infos) != 2 || infos[0].State != sandbox.Stopped || infos[1].State != sandbox.Stopped {
+		t.Errorf("%+v %v", infos, err)
+	}
+	again := w.Start(t, w.Host)
+	again.Run(t)
+	if _, err := again.Workspaces.Ensure(t.Context(), w.Owner.TenantID, a.ID, nil); err != nil {
+		t.Errorf("a prompt after it: %v", err)
+	}
+}
+
+// The reaper removes what carries our labels and belongs to nothing, and touches nothing else.
+func TestTheReaperRemovesOnlyWhatIsOursAndNobodyNeeds(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := ready(t, w, create(t, w, makeEnvironment(t, w, nil)).ID)
+	labels := func(instance, tenant, id string) map[string]string {
+		return map[string]string{sandbox.LabelInstance: instance, sandbox.LabelTenant: tenant, sandbox.LabelWorkspace: uuid.NewString(), sandbox.LabelMachine: id}
+	}
+	foreign := "foreign-" + uuid.NewString()
+	for name, l := range map[string]map[string]string{
+		"orphan-" + uuid.NewString(): labels(w.Host.Instance, w.Owner.TenantID.String(), uuid.NewString()),
+		"left-" + uuid.NewString():   labels(w.Host.Instance, uuid.NewString(), uuid.NewString()),
+		"odd-" + uuid.NewString():    {sandbox.LabelInstance: w.Host.Instance, sandbox.LabelTenant: "nobody"},
+		foreign:                      labels("another instance "+w.Host.Instance, w.Owner.TenantID.String(), uuid.NewString()),
+	} {
+		if _, err := w.Provider.Create(t.Context(), sandbox.Spec{Name: name, Hostname: "x", Labels: l}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { w.Provider.Destroy(context.Background(), foreign) })
+	if err := w.Machines.Reap(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	infos, err := w.Provider.List(t.Context(), map[string]string{sandbox.LabelInstance: w.Host.Instance})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, info := range infos {
+		names = append(names, strings.SplitN(info.Name, "-", 2)[0])
+	}
+	if got := strings.Join(names, " "); got != "mg odd" && got != "odd mg" {
+		t.Errorf("left are %s", got)
+	}
+	if _, err := w.Provider.Inspect(t.Context(), foreign); err != nil {
+		t.Errorf("another instance's machine: %v", err)
+	}
+	run(t, w, ws.ID, "true")
+}
