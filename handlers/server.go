@@ -77,6 +77,7 @@ func New(cfg Config) (*echo.Echo, huma.API) {
 	config.OpenAPIPath = "/openapi"
 	config.CreateHooks = nil // no $schema links in bodies
 	config.RejectUnknownQueryParameters = true
+	config.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"key": {Type: "http", Scheme: "bearer", Description: "An API key: Authorization: Bearer mgt_…"},
 	}

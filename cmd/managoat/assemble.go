@@ -68,8 +68,8 @@ func (b *base) close(ctx context.Context) {
 }
 
 // openBase takes the directory, starts the database and migrates it. say tells a person what takes time.
-func openBase(ctx context.Context, cfg *config.Config, dir *datadir.Dir, say func(string)) (b *base, err error) {
-	b = &base{cfg: cfg, dir: dir}
+func openBase(ctx context.Context, cfg *config.Config, dir *datadir.Dir, say func(string)) (_ *base, err error) {
+	b := &base{cfg: cfg, dir: dir}
 	defer func() {
 		if err != nil {
 			b.close(context.WithoutCancel(ctx))

@@ -78,10 +78,13 @@ type Meta struct {
 
 // Many answers {"data": […], "meta": …}.
 type Many[T any] struct {
-	Body struct {
-		Data []T  `json:"data"`
-		Meta Meta `json:"meta"`
-	}
+	Body List[T]
+}
+
+// List is the envelope of a list or a page of one.
+type List[T any] struct {
+	Data []T  `json:"data"`
+	Meta Meta `json:"meta"`
 }
 
 // ListOf wraps a whole list, or a page of one.
