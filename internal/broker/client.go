@@ -271,38 +271,40 @@ func (c *Client) lose(boot string, err error) {
 	}
 }
 
-// keep holds the connection until Close: it follows the rows of the process it has, and looks for the next one
-// when that is gone.
+// keep holds the connection until Close: it follows the rows of the process it has, and finds or starts the next one
+// when that is gone. A process that was lost is replaced at once; one that does not last is not started in a hurry.
 func (c *Client) keep(ctx context.Context) {
 	defer close(c.done)
-	pause := retryFirst
-	for ctx.Err() == nil {
+	var pause time.Duration
+	for {
 		c.mu.Lock()
 		boot := c.boot
 		following, cancel := context.WithCancel(ctx)
 		c.unfollow = cancel
 		c.mu.Unlock()
+		since := time.Now()
 		if boot != "" {
-			pause = retryFirst
 			err := c.follow(following, boot)
-			if ctx.Err() != nil {
-				cancel()
-				return
+			if ctx.Err() == nil {
+				c.log.Warn("egress process lost", "boot", boot, "error", err)
+				c.lose(boot, err)
 			}
-			c.log.Warn("egress process lost", "boot", boot, "error", err)
-			c.lose(boot, err)
 		}
 		cancel()
+		if time.Since(since) > retryMost {
+			pause = 0
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+		pause = min(max(retryFirst, 2*pause), retryMost)
 		if err := c.establish(ctx); err != nil && ctx.Err() == nil {
 			c.log.Error("no egress process", "error", err, "retry_in", pause)
 			c.mu.Lock()
 			c.lastErr = err
 			c.mu.Unlock()
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-			}
-			pause = min(2*pause, retryMost)
 		}
 	}
 }

@@ -364,6 +364,40 @@ func TestAProbeWaitsForTheGuestAndSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+func TestAProviderThatPanicsTakesNobodyElseAlong(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	start := Command([]string{testBinary(t)}, append(os.Environ(), asEgress+"="+dir))
+	c, err := Connect(t.Context(), dir, ClientOptions{Spawn: start, Sink: newStore(), Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Close()
+		if err := Stop(context.Background(), dir); err != nil {
+			t.Error(err)
+		}
+	})
+	good, bad := newBox(t), Machine{ID: uuid.New(), Provider: "broken"}
+	for _, m := range []Machine{bad, good.spec} {
+		if err := c.PutMachine(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Probe(t.Context(), good.spec.ID); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if err := c.Probe(ctx, bad.ID); err == nil || !strings.Contains(err.Error(), "provider broke") {
+		t.Errorf("the broken one: %v", err)
+	}
+	log, err := os.ReadFile(filepath.Join(dir, logName))
+	if err != nil || strings.Count(string(log), "a provider with a fault") != 1 {
+		t.Errorf("the log: %s, %v", log, err)
+	}
+}
+
 func TestALostGuestConnectionIsDialledAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, nil)
@@ -433,6 +467,74 @@ func TestADirectoryIsServedOnceAndIsPrivate(t *testing.T) {
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
 	if _, err := Connect(t.Context(), long, ClientOptions{}); err == nil || !strings.Contains(err.Error(), "too long") {
 		t.Errorf("a path that no socket can have: %v", err)
+	}
+}
+
+func TestAProcessThatNobodyNeedsEnds(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	start := spawn(t, dir, needless+"=200ms")
+	box := newBox(t)
+	c, err := Connect(t.Context(), dir, ClientOptions{Spawn: start, Sink: newStore(), Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.PutMachine(t.Context(), box.spec); err != nil {
+		t.Fatal(err)
+	}
+	pid := (&host{Client: c}).process(t).Pid
+	c.Close()
+	// It has a machine: a server that comes back finds it, however late.
+	select {
+	case <-time.After(time.Second):
+	case <-t.Context().Done():
+	}
+	again, err := Connect(t.Context(), dir, ClientOptions{Spawn: start, Sink: newStore(), Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now := (&host{Client: again}).process(t).Pid; now != pid {
+		t.Fatal("a process with a machine ended")
+	}
+	if err := again.RemoveMachine(t.Context(), box.spec.ID); err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+	eventually(t, "the process ends", func() bool {
+		lock, err := tryLockDir(dir)
+		if err == nil {
+			lock.Close()
+		}
+		return err == nil
+	})
+}
+
+func TestAProcessThatDoesNotLastIsNotStartedInAHurry(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	var mu sync.Mutex
+	starts := 0
+	real := spawn(t, dir)
+	c, err := Connect(t.Context(), dir, ClientOptions{Sink: newStore(), Log: quiet(), Spawn: func(ctx context.Context, dir string) (<-chan error, error) {
+		mu.Lock()
+		starts++
+		mu.Unlock()
+		return real(ctx, dir)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for time.Since(began) < time.Second {
+		if p, err := c.hello(t.Context()); err == nil {
+			syscall.Kill(p.PID, syscall.SIGKILL)
+		}
+	}
+	c.Close()
+	mu.Lock()
+	defer mu.Unlock()
+	if starts < 3 || starts > 12 {
+		t.Errorf("%d starts in a second", starts)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +49,8 @@ type machine struct {
 	connected bool
 	lastErr   error         // of the last attempt to connect
 	changed   chan struct{} // closed at every change of connected and lastErr
+
+	panicked sync.Once // so that the log holds one stack, not one an attempt
 
 	kick    chan struct{}
 	streams chan net.Conn // to the HTTP server
@@ -140,9 +143,7 @@ func (m *machine) hold() {
 
 // attach connects to the guest and takes its connections until it is lost. An error means that it was not reached.
 func (m *machine) attach() error {
-	ctx, cancel := context.WithTimeout(m.accept, connectTimeout)
-	g, err := m.connect(ctx)
-	cancel()
+	g, err := m.reach()
 	if err != nil {
 		m.note(false, err)
 		return err
@@ -162,6 +163,20 @@ func (m *machine) attach() error {
 		}
 		m.serve(c, journal.Listener(head.Listener))
 	}
+}
+
+// reach connects to the guest. Providers are other people's code in a process on which every machine of the host
+// depends: one that panics has failed, no more.
+func (m *machine) reach() (_ guestConn, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			m.panicked.Do(func() { m.log.Error("the sandbox provider panicked", "panic", v, "stack", string(debug.Stack())) })
+			err = errors.New("the sandbox provider broke; the log of the egress process says where")
+		}
+	}()
+	ctx, cancel := context.WithTimeout(m.accept, connectTimeout)
+	defer cancel()
+	return m.connect(ctx)
 }
 
 func (m *machine) note(connected bool, err error) {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -74,7 +75,9 @@ func TestARealMachineReachesWhatItsConversationMayAndNothingElse(t *testing.T) {
 	plaintext, hash := NewToken()
 	k := Token{ID: uuid.New(), Hash: hash, MachineID: m.ID, ConversationID: uuid.New(),
 		Policy: Policy{Type: rule.Limited, AllowedHosts: []string{w.Git.Host}}, Model: modelCredential(model)}
-	for _, err := range []error{client.PutMachine(t.Context(), m), client.PutToken(t.Context(), k), client.Probe(t.Context(), m.ID)} {
+	probe, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for _, err := range []error{client.PutMachine(t.Context(), m), client.PutToken(t.Context(), k), client.Probe(probe, m.ID)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +96,9 @@ func TestARealMachineReachesWhatItsConversationMayAndNothingElse(t *testing.T) {
 		t.Helper()
 		env := ProxyEnv(token)
 		env["GIT_SSL_CAINFO"], env["GIT_TERMINAL_PROMPT"], env["KEY"] = guest.CABundle, "0", plaintext
-		out, errout, exit, err := inside.Run(t.Context(), guest.Exec{ID: uuid.NewString(), Argv: []string{"bash", "-c", script}, Env: env, User: guest.Sprite})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		out, errout, exit, err := inside.Run(ctx, guest.Exec{ID: uuid.NewString(), Argv: []string{"bash", "-c", script}, Env: env, User: guest.Sprite})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,6 +34,7 @@ const (
 	asEgress = "MANAGOAT_TEST_EGRESS"   // directory
 	asServer = "MANAGOAT_TEST_SERVER"   // JSON of serverRun
 	machines = "MANAGOAT_TEST_MACHINES" // directory of the local provider, for the egress process
+	needless = "MANAGOAT_TEST_NEEDLESS" // after which an egress process without machine and server ends
 )
 
 func TestMain(m *testing.M) {
@@ -49,7 +50,11 @@ func TestMain(m *testing.M) {
 func egressMain(dir string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	err := Serve(ctx, Options{Dir: dir, Dial: dialGuest, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	o := Options{Dir: dir, Dial: dialGuest, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	if text := os.Getenv(needless); text != "" {
+		o.needless, _ = time.ParseDuration(text)
+	}
+	err := Serve(ctx, o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -59,6 +64,9 @@ func egressMain(dir string) int {
 
 // dialGuest reaches a machine of the local provider, or one whose reference is the path of a unix socket.
 func dialGuest(ctx context.Context, provider, ref string) (net.Conn, error) {
+	if provider == "broken" {
+		panic("a provider with a fault")
+	}
 	if provider == "local" {
 		guests, err := local.Attach(os.Getenv(machines))
 		if err != nil {

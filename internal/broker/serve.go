@@ -30,6 +30,7 @@ const (
 	requestSpool = 64 << 20        // bytes of request rows kept while the server is away
 	usageSpool   = 64 << 20        // bytes of usage rows; apart, so that chatter cannot push out what is billed
 	drainTime    = 5 * time.Second // what is open may finish for so long after the process is asked to end
+	needlessTime = time.Minute     // without a machine and without a server for so long, the process ends
 )
 
 const machinePurpose = netguard.Machine
@@ -40,6 +41,8 @@ type Options struct {
 	// Dial opens a byte stream to the guest of a machine: sandbox.Provider.Guest of the named provider.
 	Dial func(ctx context.Context, provider, ref string) (net.Conn, error)
 	Log  *slog.Logger // nil: slog.Default()
+
+	needless time.Duration // 0: needlessTime
 }
 
 // process is the egress process.
@@ -55,6 +58,8 @@ type process struct {
 
 	mu       sync.RWMutex
 	closing  bool
+	calls    int       // of the server, under way
+	lastCall time.Time // when one ended last
 	machines map[uuid.UUID]*machine
 	byHash   map[[32]byte]*liveToken
 	byID     map[uuid.UUID]*liveToken
@@ -99,6 +104,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 		hello:    hello{Version: ControlVersion, Boot: uuid.New(), PID: os.Getpid(), StartedAt: time.Now()},
 		machines: map[uuid.UUID]*machine{}, byHash: map[[32]byte]*liveToken{}, byID: map[uuid.UUID]*liveToken{},
 	}
+	p.lastCall = p.hello.StartedAt
 	p.api = apiTransport(func() string { return p.network.Load().settings.API })
 	defer p.api.CloseIdleConnections()
 	if err := p.apply(Settings{}); err != nil {
@@ -130,10 +136,22 @@ func Serve(ctx context.Context, o Options) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- control.Serve(listener) }()
 	o.Log.Info("egress process serves", "dir", o.Dir, "boot", p.hello.Boot)
-	select {
-	case <-ctx.Done():
-	case err = <-served:
-		served <- http.ErrServerClosed
+	if o.needless == 0 {
+		o.needless = needlessTime
+	}
+	look := time.NewTicker(o.needless / 4)
+	defer look.Stop()
+	for ctx.Err() == nil && err == nil {
+		select {
+		case <-ctx.Done():
+		case err = <-served:
+			served <- http.ErrServerClosed
+		case <-look.C:
+			if p.needless(o.needless) {
+				o.Log.Info("no machine and no server")
+				stop()
+			}
+		}
 	}
 	o.Log.Info("egress process ends")
 
@@ -208,6 +226,14 @@ func (p *process) connect(ctx context.Context, m Machine) (guestConn, error) {
 		return nil, err
 	}
 	return guest.Dial(ctx, conn, guest.RoleEgress)
+}
+
+// needless tells that nothing depends on the process: it has no machine, and no server spoke to it for a while. One that
+// started it in vain, or was taken away for good, leaves nothing behind.
+func (p *process) needless(since time.Duration) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return len(p.machines) == 0 && p.calls == 0 && time.Since(p.lastCall) > since
 }
 
 // close ends everything; what is open may finish until ctx ends.
@@ -468,7 +494,17 @@ func (p *process) control(stop context.CancelFunc) http.Handler {
 	})
 	mine("GET /rows/requests", rows(p.requests))
 	mine("GET /rows/usage", rows(p.usage))
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.mu.Lock()
+		p.calls++
+		p.mu.Unlock()
+		defer func() {
+			p.mu.Lock()
+			p.calls, p.lastCall = p.calls-1, time.Now()
+			p.mu.Unlock()
+		}()
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // rows answers with the rows after the one the server has stored, when there are some.
