@@ -18,7 +18,7 @@ func Attach(dir string) (*Guests, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{dir: dir, log: slog.New(slog.DiscardHandler)}
+	p := &Provider{dir: dir, log: slog.New(slog.DiscardHandler), groups: findHierarchy()}
 	if os.Geteuid() == 0 {
 		p.engine = &namespaces{p}
 	} else {
