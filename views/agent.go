@@ -9,7 +9,8 @@ import (
 // AgentsPage lists agents.
 type AgentsPage struct {
 	Page
-	Rows []AgentRow
+	Rows  []AgentRow
+	Pager Pager
 }
 
 // AgentRow is one agent in the list.
@@ -53,17 +54,18 @@ type AgentFormPage struct {
 // AgentPage is one agent: its newest version as a form, its versions, the difference between two.
 type AgentPage struct {
 	Page
-	URL          string
-	Name         string
-	Tab          string // edit, versions
-	Form         AgentForm
-	Version      int
-	UpdatedAt    time.Time
-	Versions     []AgentVersion
-	From, To     int // compared versions
-	Diff         markup.FileDiff
-	StartURL     string
-	DeleteErrors Errors
+	URL           string
+	Name          string
+	Tab           string // edit, versions
+	Form          AgentForm
+	Version       int
+	UpdatedAt     time.Time
+	Versions      []AgentVersion
+	From, To      int // compared versions
+	VersionsPager Pager
+	Diff          markup.FileDiff
+	StartURL      string
+	DeleteErrors  Errors
 }
 
 // AgentVersion is one version in the list.

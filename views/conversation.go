@@ -104,5 +104,6 @@ type Manage struct {
 	RenameURL    string
 	TerminateURL string // "" when it has ended
 	DeleteURL    string
+	Title        string // what was typed, after a refusal
 	Errors       Errors
 }

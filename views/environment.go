@@ -5,7 +5,8 @@ import "time"
 // EnvironmentsPage lists environments.
 type EnvironmentsPage struct {
 	Page
-	Rows []EnvironmentRow
+	Rows  []EnvironmentRow
+	Pager Pager
 }
 
 // EnvironmentRow is one environment in the list.
@@ -77,7 +78,8 @@ type SecretRow struct {
 // VaultsPage lists vaults.
 type VaultsPage struct {
 	Page
-	Rows []VaultRow
+	Rows  []VaultRow
+	Pager Pager
 }
 
 // VaultRow is one vault in the list.

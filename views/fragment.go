@@ -36,6 +36,7 @@ const (
 	IDTurnState    = "turn-state"
 	IDWorking      = "working"
 	IDFacts        = "facts"
+	IDComposer     = "end"
 	IDComposerNote = "composer-note"
 	IDAnnounce     = "announce"
 	IDWorkspace    = "workspace-state"

@@ -79,7 +79,9 @@ type MemberRow struct {
 // AuditPage lists who changed what.
 type AuditPage struct {
 	Page
-	Action, Actor string // filters
+	Action, Actor string // filters: an action; a kind of actor
+	Actions       []string
+	Kinds         []Option
 	Rows          []AuditRow
 	Pager         Pager
 }

@@ -117,7 +117,8 @@ var stepWords = map[string]string{
 	"packages": "Install packages", "repositories": "Clone repositories", "setup_script": "Run the setup script",
 }
 
-func stepWord(name string) string {
+// StepWord is a setup's step as people read it.
+func StepWord(name string) string {
 	if w, ok := stepWords[name]; ok {
 		return w
 	}
@@ -130,8 +131,8 @@ func SetupStepID(step string) string { return "step-" + slug(step) }
 // SetupLogID is the id of the element that a running step's lines are appended to.
 func SetupLogID(step string) string { return "log-" + slug(step) }
 
-// verdict is how a failed step ended: "exit 7", "killed by signal KILL", "".
-func verdict(code *int, signal string) string {
+// Verdict is how a failed step ended: "exit 7", "killed by signal KILL", "".
+func Verdict(code *int, signal string) string {
 	switch {
 	case signal != "":
 		return "killed by signal " + signal
@@ -186,6 +187,7 @@ type GitTab struct {
 	Upstream     string
 	Ahead        int
 	Behind       int
+	Operation    string // a merge, rebase … in progress
 	Head         string // commit; "" before the first one
 	Entries      []GitEntry
 	Cut          bool
@@ -235,3 +237,6 @@ type EgressRow struct {
 	Took         time.Duration
 	Conversation Link
 }
+
+// DiffID is the id of a file's part of the diff.
+func DiffID(path string) string { return "d-" + slug(path) }

@@ -201,12 +201,12 @@ func examples(now time.Time) []example {
 	add("/settings/sessions", views.Settings(views.SettingsPage{Page: page(now, "Settings", "settings"), Tab: "sessions", Sessions: []views.SessionRow{{Browser: "Firefox on Linux", Address: "192.0.2.4", Email: "owner@example.com", Current: true, CreatedAt: ago(5 * time.Hour), UsedAt: ago(0)}, {Browser: "Safari on iPhone", Address: "2001:db8::17", Email: "owner@example.com", CreatedAt: ago(50 * time.Hour), UsedAt: ago(20 * time.Hour), DeleteURL: "#"}}}))
 	add("/settings/members", views.Settings(views.SettingsPage{Page: page(now, "Settings", "settings"), Tab: "members", Members: []views.MemberRow{{Email: "owner@example.com", Role: "owner", JoinedAt: ago(500 * time.Hour), You: true}, {Email: "member@example.com", Role: "member", JoinedAt: ago(50 * time.Hour)}}}))
 
-	add("/audit", views.Audit(views.AuditPage{Page: page(now, "Audit", "audit"), Rows: []views.AuditRow{
+	add("/audit", views.Audit(views.AuditPage{Page: page(now, "Audit", "audit"), Kinds: []views.Option{{Label: "anyone"}, {Value: "key", Label: "key"}}, Actions: []string{"workspace.create"}, Rows: []views.AuditRow{
 		{At: ago(time.Minute), Actor: "owner@example.com", ActorKind: "user", Action: "environment.update", Resource: views.Link{Name: "node-22", URL: "/environments/e1"}, Changed: []string{"packages", "setup_script"}, RequestID: "01JF3K8Z", Address: "192.0.2.4"},
 		{At: ago(2 * time.Hour), Actor: "deploy", ActorKind: "key", Action: "workspace.create", Resource: views.Link{Name: "storefront", URL: "/workspaces/w1"}, RequestID: "01JF3K7Q"},
 		{At: ago(3 * time.Hour), Actor: "Fix the cart total", ActorKind: "sandbox", Action: "conversation.create", Resource: views.Link{Name: long, URL: "/conversations/c3"}, RequestID: "01JF3K7P"},
 	}}))
-	add("/audit/nothing-found", views.Audit(views.AuditPage{Page: page(now, "Audit", "audit"), Action: "workspace.explode"}))
+	add("/audit/nothing-found", views.Audit(views.AuditPage{Page: page(now, "Audit", "audit"), Kinds: []views.Option{{Label: "anyone"}, {Value: "key", Label: "key"}}, Actions: []string{"workspace.create"}, Action: "workspace.explode"}))
 
 	add("/error/404", views.Error(views.ErrorPage{Page: page(now, "Not found", ""), SignedIn: true, Status: 404, Heading: "Not found", Problem: views.Problem{Code: "not_found", Message: "There is no page or thing at this address. It may have been deleted, or belong to another account."}, Back: views.Link{Name: "Home", URL: "/"}}))
 	add("/error/500", views.Error(views.ErrorPage{Page: page(now, "Something broke", ""), Status: 500, Heading: "Something broke on our side", Problem: views.Problem{Code: "internal", Message: "The server could not answer. Nothing you did caused it. Its log holds the reason under the request's id.", RequestID: "01JF3K8Z5M4T"}, Technical: true, Back: views.Link{Name: "Home", URL: "/"}}))

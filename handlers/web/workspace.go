@@ -1,0 +1,308 @@
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"managoat/internal/conversation"
+	"managoat/internal/environment"
+	"managoat/internal/input"
+	"managoat/internal/machine"
+	"managoat/internal/refusal"
+	"managoat/internal/tenant"
+	"managoat/internal/workspace"
+	"managoat/views"
+)
+
+func unmarshal(raw json.RawMessage, into any) bool { return json.Unmarshal(raw, into) == nil }
+
+// ShowWorkspace answers GET /workspaces/{id}.
+func (w *Console) ShowWorkspace(c echo.Context) error {
+	return w.workspace(c, http.StatusOK, "conversations", func(context.Context, *views.WorkspacePage, workspace.Workspace) error { return nil })
+}
+
+// workspace shows a workspace with one of its tabs, which fill fills.
+func (w *Console) workspace(c echo.Context, status int, tab string, fill func(context.Context, *views.WorkspacePage, workspace.Workspace) error) error {
+	ctx, a := c.Request().Context(), actor(c)
+	at, err := id(c, "id")
+	if err != nil {
+		return err
+	}
+	s, err := w.Workspaces.Get(ctx, a, at)
+	if err != nil {
+		return err
+	}
+	p := views.WorkspacePage{Page: w.page(c, s.Name, "workspaces"), Tab: tab}
+	p.Page.Stream = "/workspaces/" + at.String() + "/stream?tab=" + tab
+	if p.Head, err = w.workspaceHead(ctx, a, s); err != nil {
+		return err
+	}
+	log, err := w.Workspaces.SetupLog(ctx, a, at)
+	if err != nil {
+		return err
+	}
+	p.Setup = setupView(s, log)
+	p.Setup.Open = tab == "log"
+	if tab == "conversations" {
+		if p.Start, err = w.startForm(ctx, a, at.String()); err != nil {
+			return err
+		}
+		if p.Conversations, err = w.conversationLines(ctx, a, at); err != nil {
+			return err
+		}
+	}
+	if err := fill(ctx, &p, s); err != nil {
+		return err
+	}
+	return html(c, status, views.Workspace(p))
+}
+
+func (w *Console) workspaceHead(ctx context.Context, a tenant.Actor, s workspace.Workspace) (views.WorkspaceHead, error) {
+	h := views.WorkspaceHead{ID: s.ID.String(), URL: "/workspaces/" + s.ID.String(), Name: s.Name, Status: workspaceBadge(s), Provider: s.SandboxProvider,
+		DiskBytes: s.DiskBytes, Conversations: s.ConversationCount, CreatedAt: s.CreatedAt, Stale: s.ChangedFields}
+	if s.Status == workspace.Ready {
+		switch s.MachineStatus {
+		case machine.Suspended:
+			h.MachineNote = "wakes on the next prompt"
+		case machine.Lost, machine.Terminated, machine.Failed:
+			h.MachineNote = "the next prompt builds a new one; transcripts are kept, the disk is gone"
+		}
+	}
+	if s.WaitingReason != "" {
+		h.MachineNote = s.WaitingReason
+	}
+	if s.EnvironmentID != nil {
+		e, err := w.Environments.Get(ctx, a, *s.EnvironmentID)
+		if err != nil {
+			return h, err
+		}
+		h.Environment = environmentLink(e)
+	}
+	if s.VaultID != nil {
+		v, err := w.Vaults.Get(ctx, a, *s.VaultID)
+		if err != nil {
+			return h, err
+		}
+		h.Vault = views.Link{Name: v.Name, URL: "/vaults/" + v.ID.String()}
+	}
+	return h, nil
+}
+
+func (w *Console) conversationLines(ctx context.Context, a tenant.Actor, workspaceID uuid.UUID) (rows []views.Row, err error) {
+	all, err := w.Conversations.List(ctx, a, conversation.Filter{WorkspaceID: &workspaceID}, input.Page{Limit: listSize})
+	for _, t := range all.Items {
+		rows = append(rows, conversationLine(t))
+	}
+	return rows, err
+}
+
+// stepStates are the states of setup steps as the page shows them.
+var stepStates = map[string]views.State{"running": views.StateRunning, "done": views.StateDone, "failed": views.StateFailed, "skipped": views.StateStopped}
+
+func setupView(s workspace.Workspace, log workspace.Log) views.SetupView {
+	base := "/workspaces/" + s.ID.String()
+	v := views.SetupView{Status: string(s.Status), LogURL: base + "/setup-log", DiagnosticsURL: base + "/diagnostics"}
+	if s.Status == workspace.Failed {
+		v.RetryURL = base + "/retry"
+		if s.EnvironmentID != nil {
+			v.EnvironmentURL = "/environments/" + s.EnvironmentID.String()
+		}
+	}
+	if s.Error != nil {
+		v.Failure = &views.SetupFailure{Step: s.Error.Step, Message: s.Error.Message, ExitCode: s.Error.ExitCode, Signal: s.Error.Signal}
+	}
+	for _, l := range log.Steps {
+		step := views.SetupStep{Name: l.Step, State: stepStates[l.State], Note: l.Note, StartedAt: when(l.StartedAt), ExitCode: l.ExitCode, Signal: l.Signal,
+			Output: l.Output, DroppedBytes: l.DroppedBytes}
+		if step.State == "" {
+			step.State = views.StateOff
+		}
+		if l.DurationMS != nil {
+			step.Took = time.Duration(*l.DurationMS) * time.Millisecond
+			v.Took += step.Took
+			if l.StartedAt != nil {
+				v.EndedAt = l.StartedAt.Add(step.Took)
+			}
+		}
+		v.Steps = append(v.Steps, step)
+	}
+	return v
+}
+
+// WorkspaceStream keeps the page of a workspace true: its head, its setup with every line, its conversations:
+// GET /workspaces/{id}/stream.
+//
+// What a step printed since is known from how much it printed in all, which the setup's log says: a line is sent once, in
+// order, and none is missed when the page connects again. A step whose state changed is sent whole.
+func (w *Console) WorkspaceStream(c echo.Context) error {
+	a := actor(c)
+	at, err := id(c, "id")
+	if err != nil {
+		return err
+	}
+	tab := c.QueryParam("tab")
+	var shown setupShown
+	return w.live(c, about(at), func(ctx context.Context) ([]views.Fragment, error) {
+		s, err := w.Workspaces.Get(ctx, a, at)
+		if refusal.Is(err, refusal.NotFound) && shown.steps != nil {
+			return []views.Fragment{views.Announce("This workspace was deleted."), {Target: views.IDWorkspace, Swap: views.SwapInner, Content: views.WorkspaceGone()}}, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		head, err := w.workspaceHead(ctx, a, s)
+		if err != nil {
+			return nil, err
+		}
+		log, err := w.Workspaces.SetupLog(ctx, a, at)
+		if err != nil {
+			return nil, err
+		}
+		now := time.Now()
+		f := []views.Fragment{{Target: views.IDWorkspace, Swap: views.SwapMorph, Content: views.WorkspaceTop(head, now)}}
+		setup := setupView(s, log)
+		setup.Open = tab == "log"
+		f = append(f, shown.fragments(log.SetupID, setup, now)...)
+		if tab == "conversations" {
+			rows, err := w.conversationLines(ctx, a, at)
+			if err != nil {
+				return nil, err
+			}
+			f = append(f, views.Fragment{Target: views.IDList, Swap: views.SwapMorph, Content: views.ConversationLines(rows, now)})
+		}
+		return f, nil
+	})
+}
+
+// setupShown is what a page shows of a setup.
+type setupShown struct {
+	setup  uuid.UUID
+	status string
+	steps  map[string]stepShown
+}
+
+type stepShown struct {
+	state   views.State
+	note    string
+	printed int64 // bytes in all, of which the page shows the last
+}
+
+// fragments brings a page from what it shows to v.
+func (s *setupShown) fragments(setup uuid.UUID, v views.SetupView, now time.Time) (f []views.Fragment) {
+	before := *s
+	*s = setupShown{setup, v.Status, map[string]stepShown{}}
+	for _, step := range v.Steps {
+		s.steps[step.Name] = stepShown{step.State, step.Note, step.DroppedBytes + int64(len(step.Output))}
+	}
+	if before.setup != setup || before.status != v.Status || len(before.steps) != len(s.steps) {
+		f = []views.Fragment{{Target: views.IDSetup, Swap: views.SwapReplace, Content: views.SetupRegion(v, now)}}
+		if before.steps != nil && before.status == string(workspace.Provisioning) {
+			f = append(f, views.Announce(map[string]string{"ready": "The workspace is ready.", "failed": "The setup failed."}[v.Status]))
+		}
+		return f
+	}
+	for _, step := range v.Steps {
+		was, is := before.steps[step.Name], s.steps[step.Name]
+		more := is.printed - was.printed
+		switch {
+		case was.state != is.state || was.note != is.note || more > int64(len(step.Output)) || more < 0 || was.printed == 0 && more > 0:
+			f = append(f, views.Fragment{Target: views.SetupStepID(step.Name), Swap: views.SwapReplace, Content: views.SetupStepItem(v, step, now)})
+		case more > 0:
+			f = append(f, views.Fragment{Target: views.SetupLogID(step.Name), Swap: views.SwapAppend, Content: views.SetupLines(step.Output[int64(len(step.Output))-more:])})
+		}
+	}
+	return f
+}
+
+// RetryWorkspace sets a failed workspace up again: POST /workspaces/{id}/retry.
+func (w *Console) RetryWorkspace(c echo.Context) error {
+	at, err := id(c, "id")
+	if err != nil {
+		return err
+	}
+	page := "/workspaces/" + at.String()
+	if _, err := w.Workspaces.Retry(c.Request().Context(), actor(c), at); err != nil {
+		return refuse(c, page, err)
+	}
+	return see(c, page, "")
+}
+
+// DeleteWorkspace ends everything in a workspace: POST /workspaces/{id}/delete.
+func (w *Console) DeleteWorkspace(c echo.Context) error {
+	ctx, a := c.Request().Context(), actor(c)
+	at, err := id(c, "id")
+	if err != nil {
+		return err
+	}
+	s, err := w.Workspaces.Get(ctx, a, at)
+	if err != nil {
+		return err
+	}
+	status, errs := http.StatusUnprocessableEntity, checkName(c, s.Name)
+	if errs == nil {
+		if err = w.Workspaces.Delete(ctx, a, at); err == nil {
+			return see(c, "/workspaces", "Deleting "+s.Name+": its conversations end, its machine and disk go.")
+		}
+		if errs, status, err = formErrors(err, "confirm"); err != nil {
+			return err
+		}
+		errs["confirm"] = errs[""]
+	}
+	return w.workspace(c, status, "conversations", func(_ context.Context, p *views.WorkspacePage, _ workspace.Workspace) error {
+		p.DeleteErrors = errs
+		return nil
+	})
+}
+
+// ShowSetupLog answers GET /workspaces/{id}/setup-log.
+func (w *Console) ShowSetupLog(c echo.Context) error {
+	return w.workspace(c, http.StatusOK, "log", func(context.Context, *views.WorkspacePage, workspace.Workspace) error { return nil })
+}
+
+// ShowEgress lists what left the machine: GET /workspaces/{id}/egress.
+func (w *Console) ShowEgress(c echo.Context) error {
+	return w.workspace(c, http.StatusOK, "egress", func(ctx context.Context, p *views.WorkspacePage, s workspace.Workspace) error {
+		a := actor(c)
+		rows, err := w.Ledger.EgressOfWorkspace(ctx, a, s.ID, list(c))
+		if err != nil {
+			return err
+		}
+		talks, err := w.Conversations.List(ctx, a, conversation.Filter{WorkspaceID: &s.ID}, input.Page{Limit: choices})
+		if err != nil {
+			return err
+		}
+		names := map[uuid.UUID]views.Link{}
+		for _, t := range talks.Items {
+			names[t.ID] = views.Link{Name: titleOf(t), URL: "/conversations/" + t.ID.String() + "#end"}
+		}
+		tab := views.EgressTab{Pager: views.Pager{Older: older(c, rows.Next)}, Policy: "A machine without an environment reaches every public host."}
+		if s.EnvironmentID != nil {
+			e, err := w.Environments.Get(ctx, a, *s.EnvironmentID)
+			if err != nil {
+				return err
+			}
+			tab.Policy = policySentence(e)
+		}
+		for _, r := range rows.Items {
+			tab.Rows = append(tab.Rows, egressRow(r, names))
+		}
+		p.Egress = &tab
+		return nil
+	})
+}
+
+func policySentence(e environment.Environment) string {
+	if e.NetworkingType != "limited" {
+		return "Unrestricted: every public host may be reached. Private addresses never."
+	}
+	if len(e.NetworkingConfig.AllowedHosts) == 0 {
+		return "Limited, with no host allowed: nothing may be reached but the model."
+	}
+	return "Limited to " + strings.Join(e.NetworkingConfig.AllowedHosts, ", ") + ". The model's own traffic goes through the gateway."
+}
