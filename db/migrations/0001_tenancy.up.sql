@@ -90,7 +90,7 @@ create table memberships (
     primary key (tenant_id, identity_id)
 );
 create index memberships_identity on memberships (identity_id);
-call protect('memberships');
+call protect('memberships', 'select'); -- written by the platform only: nobody makes himself a member
 call definer_reads('memberships');
 
 create table sessions (

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"managoat/internal/broker/rule"
 	"managoat/internal/input"
@@ -199,13 +200,13 @@ func (in *Input) validateRepositories(v *refusal.Validation) {
 func repositoryURL(s string) string {
 	u, err := url.Parse(s)
 	switch {
-	case err != nil || len(s) > MaxURL || strings.ContainsAny(s, " \t\r\n\\"):
+	case err != nil || len(s) > MaxURL || !utf8.ValidString(s) || strings.ContainsAny(s, " \t\r\n\\"):
 		return fmt.Sprintf("must be an address of at most %d characters", MaxURL)
 	case u.Scheme != "https":
 		return "must begin with https://"
 	case u.User != nil:
 		return "must not hold a user or a password: put the token into a secret and name it in secret_key"
-	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+	case strings.ContainsAny(s, "?#"):
 		return "must not have a query or a fragment"
 	case strings.Trim(u.Path, "/") == "":
 		return "must have the path of a repository"

@@ -228,7 +228,7 @@ func TestSignInAnswersTheSameForAWrongPasswordAndAnUnknownAddress(t *testing.T) 
 	if out := log.String(); strings.Contains(out, a.Email) || strings.Contains(out, "password") || !strings.Contains(out, "192.0.2.1") {
 		t.Errorf("the log says %s", out)
 	}
-	// The time is that of one hash either way; what it takes without one is a fraction.
+	// The time is that of one hash either way; without one it would be a twentieth. The machine may be busy meanwhile.
 	elapsed := func(email string) time.Duration {
 		best := time.Hour
 		for i := range 3 {
@@ -241,7 +241,7 @@ func TestSignInAnswersTheSameForAWrongPasswordAndAnUnknownAddress(t *testing.T) 
 		return best
 	}
 	known, nobody := elapsed(a.Email), elapsed("nobody@example.com")
-	if nobody < known/3 || known < nobody/3 {
+	if nobody < known/8 || known < nobody/8 {
 		t.Errorf("a known address takes %s, an unknown one %s", known, nobody)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"managoat/internal/input"
 	"managoat/internal/netguard"
@@ -69,10 +70,10 @@ func (s *Service) validateBaseURL(v *refusal.Validation, raw string) {
 	const field = "base_url"
 	u, err := url.Parse(raw)
 	switch {
-	case err != nil || len(raw) > MaxBaseURL || strings.ContainsAny(raw, " \t\r\n\\"):
+	case err != nil || len(raw) > MaxBaseURL || !utf8.ValidString(raw) || strings.ContainsAny(raw, " \t\r\n\\"):
 		v.Add(field, "must be an address of at most %d characters", MaxBaseURL)
 		return
-	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+	case u.User != nil || strings.ContainsAny(raw, "?#"):
 		v.Add(field, "must have no user, password, query or fragment")
 		return
 	case u.Scheme != "https" && u.Scheme != "http":
