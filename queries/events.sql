@@ -1,28 +1,93 @@
--- One statement: the counter's lock makes sequence order commit order.
--- name: AppendEvents :many
+-- name: AppendEvents :one
+-- One conversation's rows in a caller's transaction. The counter's lock makes sequence order commit order.
 with head as (
-    update conversation_heads set seq = seq + @n::int
-    where tenant_id = app_tenant() and conversation_id = @conversation_id
-    returning seq - @n::int as base
+    update conversation_heads h set seq = h.seq + @n::int
+    where h.tenant_id = app_tenant() and h.conversation_id = @conversation_id
+    returning h.seq - @n::int as base
+), added as (
+    insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
+    select app_tenant(), @conversation_id, head.base + r.ord, nullif(r.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), r.type, r.body, r.raw
+    from head, (select unnest(@turn_ids::uuid[]) as turn_id, unnest(@types::text[]) as type, unnest(@bodies::jsonb[]) as body,
+                       unnest(@raws::text[]) as raw, generate_series(1, @n::int) as ord) r
 )
-insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
-select app_tenant(), @conversation_id, head.base + t.ord, nullif(t.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), t.type, t.body, t.raw
-from head, (select unnest(@turn_ids::uuid[]) as turn_id, unnest(@types::text[]) as type, unnest(@bodies::jsonb[]) as body,
-                   unnest(@raws::text[]) as raw, generate_series(1, @n::int) as ord) t
-returning seq, created_at;
+select base::bigint from head;
 
--- Replay and live read with this one query.
+-- name: AppendBatch :many
+-- Rows of many conversations of the account. A conversation whose counter is locked, or whose own row is locked against
+-- its transcript's foreign key, is left out: nobody waits for it. xid tells later whether a commit was made whose answer
+-- was lost.
+with free as (
+    select h.conversation_id
+    from conversation_heads h
+    join conversations c on c.tenant_id = h.tenant_id and c.id = h.conversation_id
+    where h.tenant_id = app_tenant() and h.conversation_id = any(@ids::uuid[])
+    order by h.conversation_id
+    for no key update of h skip locked
+    for key share of c skip locked
+), moved as (
+    update conversation_heads h set seq = h.seq + n.rows
+    from free, (select unnest(@ids::uuid[]) as id, unnest(@counts::int[]) as rows) n
+    where h.tenant_id = app_tenant() and h.conversation_id = free.conversation_id and n.id = free.conversation_id
+    returning h.conversation_id, h.seq - n.rows as base
+), added as (
+    insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
+    select app_tenant(), moved.conversation_id, moved.base + r.ord, nullif(r.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), r.type, r.body, r.raw
+    from moved
+    join (select unnest(@of::uuid[]) as conversation_id, unnest(@ords::int[]) as ord, unnest(@turn_ids::uuid[]) as turn_id,
+                 unnest(@types::text[]) as type, unnest(@bodies::jsonb[]) as body, unnest(@raws::text[]) as raw) r
+        on r.conversation_id = moved.conversation_id
+)
+select conversation_id, base::bigint, pg_current_xact_id()::text as xid from moved;
+
+-- name: LockTranscripts :many
+-- Conversations of the account that could be written to now, locked so that they stay so.
+select h.conversation_id
+from conversation_heads h
+join conversations c on c.tenant_id = h.tenant_id and c.id = h.conversation_id
+where h.tenant_id = app_tenant() and h.conversation_id = any(@ids::uuid[])
+order by h.conversation_id
+for no key update of c, h skip locked;
+
+-- name: TranscriptExists :one
+select exists (select 1 from conversation_heads where tenant_id = app_tenant() and conversation_id = @conversation_id);
+
+-- name: HoldFences :many
+-- Which of these owners still hold their operations; those stay held until the transaction ends. One whose row is
+-- locked is left out.
+select o.id, o.owner::uuid as owner, o.epoch
+from operations o
+join (select unnest(@ids::uuid[]) as id, unnest(@owners::uuid[]) as owner, unnest(@epochs::bigint[]) as epoch) f
+    on f.id = o.id and f.owner = o.owner and f.epoch = o.epoch
+where o.tenant_id = app_tenant() and o.state = 'running'
+order by o.id
+for share of o skip locked;
+
+-- name: FenceStands :one
+select exists (select 1 from operations
+    where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running');
+
+-- name: TransactionStatus :one
+-- What became of a transaction: committed, aborted, in progress.
+select coalesce(pg_xact_status(cast(cast(sqlc.arg(xid) as text) as xid8)), '')::text as status;
+
 -- name: EventsAfter :many
-select e.*, coalesce(t.turn_number, 0)::int as turn_number
-from events e
-left join turns t on t.tenant_id = e.tenant_id and t.id = e.turn_id
-where e.tenant_id = app_tenant() and e.conversation_id = @conversation_id and e.seq > @after
-  and (cardinality(@types::text[]) = 0 or e.type = any(@types::text[]))
-order by e.seq
-limit @at_most;
+-- Replay and live read with this one query: at most so many rows and about so many bytes, one row at least. more: of the
+-- last row, whether others may follow it.
+with page as (
+    select e.*, sum(octet_length(e.raw) + pg_column_size(e.body)) over (order by e.seq) as bytes
+    from (select i.* from events i
+          where i.tenant_id = app_tenant() and i.conversation_id = @conversation_id and i.seq > @after
+          order by i.seq limit @at_most) e
+)
+select p.conversation_id, p.seq, p.turn_id, p.type, p.body, p.raw, p.created_at, coalesce(t.turn_number, 0)::int as turn_number,
+    ((select count(*) from page) = @at_most or (select count(*) from page) > row_number() over (order by p.seq))::bool as more
+from page p
+left join turns t on t.tenant_id = p.tenant_id and t.id = p.turn_id
+where p.bytes <= @max_bytes::bigint or p.seq = (select min(seq) from page)
+order by p.seq;
 
--- The newest rows, oldest of them first: how a long conversation opens.
 -- name: EventsBefore :many
+-- The newest rows, oldest of them first: how a long conversation opens.
 select * from (
     select e.*, coalesce(t.turn_number, 0)::int as turn_number
     from events e
@@ -33,7 +98,10 @@ select * from (
 order by seq;
 
 -- name: StreamState :one
-select h.seq, c.status from conversations c
+-- Where a transcript ends, where it begins (0: it is empty), and what its conversation is doing.
+select h.seq, c.status,
+    coalesce((select e.seq from events e where e.tenant_id = c.tenant_id and e.conversation_id = c.id order by e.seq limit 1), 0)::bigint as first
+from conversations c
 join conversation_heads h on h.tenant_id = c.tenant_id and h.conversation_id = c.id
 where c.tenant_id = app_tenant() and c.id = @conversation_id;
 

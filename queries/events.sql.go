@@ -13,51 +13,70 @@ import (
 	"github.com/google/uuid"
 )
 
-const appendEvents = `-- name: AppendEvents :many
-with head as (
-    update conversation_heads set seq = seq + $6::int
-    where tenant_id = app_tenant() and conversation_id = $1
-    returning seq - $6::int as base
+const appendBatch = `-- name: AppendBatch :many
+with free as (
+    select h.conversation_id
+    from conversation_heads h
+    join conversations c on c.tenant_id = h.tenant_id and c.id = h.conversation_id
+    where h.tenant_id = app_tenant() and h.conversation_id = any($1::uuid[])
+    order by h.conversation_id
+    for no key update of h skip locked
+    for key share of c skip locked
+), moved as (
+    update conversation_heads h set seq = h.seq + n.rows
+    from free, (select unnest($1::uuid[]) as id, unnest($2::int[]) as rows) n
+    where h.tenant_id = app_tenant() and h.conversation_id = free.conversation_id and n.id = free.conversation_id
+    returning h.conversation_id, h.seq - n.rows as base
+), added as (
+    insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
+    select app_tenant(), moved.conversation_id, moved.base + r.ord, nullif(r.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), r.type, r.body, r.raw
+    from moved
+    join (select unnest($3::uuid[]) as conversation_id, unnest($4::int[]) as ord, unnest($5::uuid[]) as turn_id,
+                 unnest($6::text[]) as type, unnest($7::jsonb[]) as body, unnest($8::text[]) as raw) r
+        on r.conversation_id = moved.conversation_id
 )
-insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
-select app_tenant(), $1, head.base + t.ord, nullif(t.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), t.type, t.body, t.raw
-from head, (select unnest($2::uuid[]) as turn_id, unnest($3::text[]) as type, unnest($4::jsonb[]) as body,
-                   unnest($5::text[]) as raw, generate_series(1, $6::int) as ord) t
-returning seq, created_at
+select conversation_id, base::bigint, pg_current_xact_id()::text as xid from moved
 `
 
-type AppendEventsParams struct {
+type AppendBatchParams struct {
+	Ids     []uuid.UUID
+	Counts  []int32
+	Of      []uuid.UUID
+	Ords    []int32
+	TurnIds []uuid.UUID
+	Types   []string
+	Bodies  []json.RawMessage
+	Raws    []string
+}
+
+type AppendBatchRow struct {
 	ConversationID uuid.UUID
-	TurnIds        []uuid.UUID
-	Types          []string
-	Bodies         []json.RawMessage
-	Raws           []string
-	N              int32
+	Base           int64
+	Xid            string
 }
 
-type AppendEventsRow struct {
-	Seq       int64
-	CreatedAt time.Time
-}
-
-// One statement: the counter's lock makes sequence order commit order.
-func (q *Queries) AppendEvents(ctx context.Context, arg AppendEventsParams) ([]AppendEventsRow, error) {
-	rows, err := q.db.Query(ctx, appendEvents,
-		arg.ConversationID,
+// Rows of many conversations of the account. A conversation whose counter is locked, or whose own row is locked against
+// its transcript's foreign key, is left out: nobody waits for it. xid tells later whether a commit was made whose answer
+// was lost.
+func (q *Queries) AppendBatch(ctx context.Context, arg AppendBatchParams) ([]AppendBatchRow, error) {
+	rows, err := q.db.Query(ctx, appendBatch,
+		arg.Ids,
+		arg.Counts,
+		arg.Of,
+		arg.Ords,
 		arg.TurnIds,
 		arg.Types,
 		arg.Bodies,
 		arg.Raws,
-		arg.N,
 	)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []AppendEventsRow{}
+	items := []AppendBatchRow{}
 	for rows.Next() {
-		var i AppendEventsRow
-		if err := rows.Scan(&i.Seq, &i.CreatedAt); err != nil {
+		var i AppendBatchRow
+		if err := rows.Scan(&i.ConversationID, &i.Base, &i.Xid); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -68,25 +87,67 @@ func (q *Queries) AppendEvents(ctx context.Context, arg AppendEventsParams) ([]A
 	return items, nil
 }
 
+const appendEvents = `-- name: AppendEvents :one
+with head as (
+    update conversation_heads h set seq = h.seq + $1::int
+    where h.tenant_id = app_tenant() and h.conversation_id = $2
+    returning h.seq - $1::int as base
+), added as (
+    insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
+    select app_tenant(), $2, head.base + r.ord, nullif(r.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), r.type, r.body, r.raw
+    from head, (select unnest($3::uuid[]) as turn_id, unnest($4::text[]) as type, unnest($5::jsonb[]) as body,
+                       unnest($6::text[]) as raw, generate_series(1, $1::int) as ord) r
+)
+select base::bigint from head
+`
+
+type AppendEventsParams struct {
+	N              int32
+	ConversationID uuid.UUID
+	TurnIds        []uuid.UUID
+	Types          []string
+	Bodies         []json.RawMessage
+	Raws           []string
+}
+
+// One conversation's rows in a caller's transaction. The counter's lock makes sequence order commit order.
+func (q *Queries) AppendEvents(ctx context.Context, arg AppendEventsParams) (int64, error) {
+	row := q.db.QueryRow(ctx, appendEvents,
+		arg.N,
+		arg.ConversationID,
+		arg.TurnIds,
+		arg.Types,
+		arg.Bodies,
+		arg.Raws,
+	)
+	var base int64
+	err := row.Scan(&base)
+	return base, err
+}
+
 const eventsAfter = `-- name: EventsAfter :many
-select e.tenant_id, e.conversation_id, e.seq, e.turn_id, e.type, e.body, e.raw, e.created_at, coalesce(t.turn_number, 0)::int as turn_number
-from events e
-left join turns t on t.tenant_id = e.tenant_id and t.id = e.turn_id
-where e.tenant_id = app_tenant() and e.conversation_id = $1 and e.seq > $2
-  and (cardinality($3::text[]) = 0 or e.type = any($3::text[]))
-order by e.seq
-limit $4
+with page as (
+    select e.tenant_id, e.conversation_id, e.seq, e.turn_id, e.type, e.body, e.raw, e.created_at, sum(octet_length(e.raw) + pg_column_size(e.body)) over (order by e.seq) as bytes
+    from (select i.tenant_id, i.conversation_id, i.seq, i.turn_id, i.type, i.body, i.raw, i.created_at from events i
+          where i.tenant_id = app_tenant() and i.conversation_id = $3 and i.seq > $4
+          order by i.seq limit $1) e
+)
+select p.conversation_id, p.seq, p.turn_id, p.type, p.body, p.raw, p.created_at, coalesce(t.turn_number, 0)::int as turn_number,
+    ((select count(*) from page) = $1 or (select count(*) from page) > row_number() over (order by p.seq))::bool as more
+from page p
+left join turns t on t.tenant_id = p.tenant_id and t.id = p.turn_id
+where p.bytes <= $2::bigint or p.seq = (select min(seq) from page)
+order by p.seq
 `
 
 type EventsAfterParams struct {
+	AtMost         interface{}
+	MaxBytes       int64
 	ConversationID uuid.UUID
 	After          int64
-	Types          []string
-	AtMost         int32
 }
 
 type EventsAfterRow struct {
-	TenantID       uuid.UUID
 	ConversationID uuid.UUID
 	Seq            int64
 	TurnID         *uuid.UUID
@@ -95,15 +156,17 @@ type EventsAfterRow struct {
 	Raw            string
 	CreatedAt      time.Time
 	TurnNumber     int32
+	More           bool
 }
 
-// Replay and live read with this one query.
+// Replay and live read with this one query: at most so many rows and about so many bytes, one row at least. more: of the
+// last row, whether others may follow it.
 func (q *Queries) EventsAfter(ctx context.Context, arg EventsAfterParams) ([]EventsAfterRow, error) {
 	rows, err := q.db.Query(ctx, eventsAfter,
+		arg.AtMost,
+		arg.MaxBytes,
 		arg.ConversationID,
 		arg.After,
-		arg.Types,
-		arg.AtMost,
 	)
 	if err != nil {
 		return nil, err
@@ -113,7 +176,6 @@ func (q *Queries) EventsAfter(ctx context.Context, arg EventsAfterParams) ([]Eve
 	for rows.Next() {
 		var i EventsAfterRow
 		if err := rows.Scan(
-			&i.TenantID,
 			&i.ConversationID,
 			&i.Seq,
 			&i.TurnID,
@@ -122,6 +184,7 @@ func (q *Queries) EventsAfter(ctx context.Context, arg EventsAfterParams) ([]Eve
 			&i.Raw,
 			&i.CreatedAt,
 			&i.TurnNumber,
+			&i.More,
 		); err != nil {
 			return nil, err
 		}
@@ -193,8 +256,102 @@ func (q *Queries) EventsBefore(ctx context.Context, arg EventsBeforeParams) ([]E
 	return items, nil
 }
 
+const fenceStands = `-- name: FenceStands :one
+select exists (select 1 from operations
+    where tenant_id = app_tenant() and id = $1 and owner = $2::uuid and epoch = $3 and state = 'running')
+`
+
+type FenceStandsParams struct {
+	ID    uuid.UUID
+	Owner uuid.UUID
+	Epoch int64
+}
+
+func (q *Queries) FenceStands(ctx context.Context, arg FenceStandsParams) (bool, error) {
+	row := q.db.QueryRow(ctx, fenceStands, arg.ID, arg.Owner, arg.Epoch)
+	var exists bool
+	err := row.Scan(&exists)
+	return exists, err
+}
+
+const holdFences = `-- name: HoldFences :many
+select o.id, o.owner::uuid as owner, o.epoch
+from operations o
+join (select unnest($1::uuid[]) as id, unnest($2::uuid[]) as owner, unnest($3::bigint[]) as epoch) f
+    on f.id = o.id and f.owner = o.owner and f.epoch = o.epoch
+where o.tenant_id = app_tenant() and o.state = 'running'
+order by o.id
+for share of o skip locked
+`
+
+type HoldFencesParams struct {
+	Ids    []uuid.UUID
+	Owners []uuid.UUID
+	Epochs []int64
+}
+
+type HoldFencesRow struct {
+	ID    uuid.UUID
+	Owner uuid.UUID
+	Epoch int64
+}
+
+// Which of these owners still hold their operations; those stay held until the transaction ends. One whose row is
+// locked is left out.
+func (q *Queries) HoldFences(ctx context.Context, arg HoldFencesParams) ([]HoldFencesRow, error) {
+	rows, err := q.db.Query(ctx, holdFences, arg.Ids, arg.Owners, arg.Epochs)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []HoldFencesRow{}
+	for rows.Next() {
+		var i HoldFencesRow
+		if err := rows.Scan(&i.ID, &i.Owner, &i.Epoch); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const lockTranscripts = `-- name: LockTranscripts :many
+select h.conversation_id
+from conversation_heads h
+join conversations c on c.tenant_id = h.tenant_id and c.id = h.conversation_id
+where h.tenant_id = app_tenant() and h.conversation_id = any($1::uuid[])
+order by h.conversation_id
+for no key update of c, h skip locked
+`
+
+// Conversations of the account that could be written to now, locked so that they stay so.
+func (q *Queries) LockTranscripts(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, lockTranscripts, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var conversation_id uuid.UUID
+		if err := rows.Scan(&conversation_id); err != nil {
+			return nil, err
+		}
+		items = append(items, conversation_id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const streamState = `-- name: StreamState :one
-select h.seq, c.status from conversations c
+select h.seq, c.status,
+    coalesce((select e.seq from events e where e.tenant_id = c.tenant_id and e.conversation_id = c.id order by e.seq limit 1), 0)::bigint as first
+from conversations c
 join conversation_heads h on h.tenant_id = c.tenant_id and h.conversation_id = c.id
 where c.tenant_id = app_tenant() and c.id = $1
 `
@@ -202,12 +359,14 @@ where c.tenant_id = app_tenant() and c.id = $1
 type StreamStateRow struct {
 	Seq    int64
 	Status string
+	First  int64
 }
 
+// Where a transcript ends, where it begins (0: it is empty), and what its conversation is doing.
 func (q *Queries) StreamState(ctx context.Context, conversationID uuid.UUID) (StreamStateRow, error) {
 	row := q.db.QueryRow(ctx, streamState, conversationID)
 	var i StreamStateRow
-	err := row.Scan(&i.Seq, &i.Status)
+	err := row.Scan(&i.Seq, &i.Status, &i.First)
 	return i, err
 }
 
@@ -255,6 +414,29 @@ func (q *Queries) ToolCalls(ctx context.Context, conversationID uuid.UUID, turnI
 		return nil, err
 	}
 	return items, nil
+}
+
+const transactionStatus = `-- name: TransactionStatus :one
+select coalesce(pg_xact_status(cast(cast($1 as text) as xid8)), '')::text as status
+`
+
+// What became of a transaction: committed, aborted, in progress.
+func (q *Queries) TransactionStatus(ctx context.Context, xid string) (string, error) {
+	row := q.db.QueryRow(ctx, transactionStatus, xid)
+	var status string
+	err := row.Scan(&status)
+	return status, err
+}
+
+const transcriptExists = `-- name: TranscriptExists :one
+select exists (select 1 from conversation_heads where tenant_id = app_tenant() and conversation_id = $1)
+`
+
+func (q *Queries) TranscriptExists(ctx context.Context, conversationID uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, transcriptExists, conversationID)
+	var exists bool
+	err := row.Scan(&exists)
+	return exists, err
 }
 
 const upsertToolCall = `-- name: UpsertToolCall :exec

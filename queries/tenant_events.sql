@@ -12,6 +12,6 @@ select * from tenant_events where tenant_id = app_tenant() and seq > @after orde
 -- name: TenantHead :one
 select event_seq from tenant_heads where tenant_id = app_tenant();
 
--- Rows of a workspace's earlier setups go when the next begins.
 -- name: DeleteSetupEvents :exec
+-- Rows of a workspace's earlier setups go when the next begins.
 delete from tenant_events where tenant_id = app_tenant() and workspace_id = @workspace_id and setup_id is not null and setup_id <> @keep;

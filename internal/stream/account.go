@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strings"
 
 	"github.com/google/uuid"
 
 	"managoat/db"
+	"managoat/internal/transcript"
 	"managoat/queries"
 )
 
@@ -55,7 +55,7 @@ func (a *Account) AppendTx(ctx context.Context, tx db.Tx, tenantID uuid.UUID, ev
 		if err != nil {
 			return Pending{}, fmt.Errorf("event %s: %w", e.Name, err)
 		}
-		if _, err := tx.AppendTenantEvent(ctx, queries.AppendTenantEventParams{Name: e.Name, WorkspaceID: e.WorkspaceID, SetupID: e.SetupID, Body: body}); err != nil {
+		if _, err := tx.AppendTenantEvent(ctx, queries.AppendTenantEventParams{Name: e.Name, WorkspaceID: e.WorkspaceID, SetupID: e.SetupID, Body: transcript.Storable(body)}); err != nil {
 			return Pending{}, fmt.Errorf("write %s: %w", e.Name, err)
 		}
 	}
@@ -77,32 +77,4 @@ type SetupBody struct {
 	Step        string    `json:"step"`
 	Lines       []string  `json:"lines"`
 	Dropped     int64     `json:"dropped"` // bytes left out before these lines
-}
-
-// Lines splits text into event-sized batches of lines. Of a text that is larger than most batches only the last are
-// kept, and what was left out is counted.
-func Lines(text string, most int) (batches [][]string, dropped int64) {
-	if over := len(text) - most*MaxLines; over > 0 {
-		if i := strings.IndexByte(text[over:], '\n'); i >= 0 {
-			over += i + 1
-		}
-		dropped, text = int64(over), text[over:]
-	}
-	var batch []string
-	size := 0
-	for line := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
-		for len(line) > MaxLines { // one line without an end
-			batches = append(batches, []string{strings.ToValidUTF8(line[:MaxLines], "")})
-			line = line[MaxLines:]
-		}
-		if size+len(line) > MaxLines && len(batch) > 0 {
-			batches, batch, size = append(batches, batch), nil, 0
-		}
-		batch = append(batch, strings.ToValidUTF8(line, ""))
-		size += len(line) + 1
-	}
-	if len(batch) > 0 {
-		batches = append(batches, batch)
-	}
-	return batches, dropped
 }

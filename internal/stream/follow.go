@@ -9,11 +9,10 @@ import (
 
 	"github.com/google/uuid"
 
+	"managoat/db"
 	"managoat/internal/refusal"
 	"managoat/internal/transcript"
 	"managoat/queries"
-
-	"managoat/db"
 )
 
 // Heartbeat is how often a quiet stream says that it is alive.
@@ -26,7 +25,7 @@ type Kind int
 const (
 	Row   Kind = iota // a row, with its number
 	Alive             // nothing new: a heartbeat
-	Reset             // the cursor is not of this stream: what follows starts anew
+	Reset             // the cursor is not of this stream, or rows behind it are gone: what follows starts anew
 	End               // nothing more will come
 	Open              // the stream stands: what comes from here on is not missed
 )
@@ -36,6 +35,7 @@ type Item struct {
 	Kind    Kind
 	Event   transcript.Stored // of a transcript
 	Account AccountEvent      // of an account's stream
+	More    bool              // another one is there already: no need to hurry this one out
 }
 
 // Query asks for a part of a transcript.
@@ -47,10 +47,6 @@ type Query struct {
 	Streams        []string // of the wire: acp, stdout, stderr, stage; none: all
 	Wait           bool     // go on after what is there
 }
-
-type stored transcript.Stored
-
-func (s stored) number() int64 { return s.Seq }
 
 // wants is the one filter, for lists, replay and live.
 func (q Query) wants(r transcript.Stored) bool {
@@ -67,32 +63,62 @@ type Reader struct {
 // NewReader makes a reader.
 func NewReader(d *db.DB, h *Hub) *Reader { return &Reader{d, h} }
 
-func (r *Reader) transcript(tenantID, conversationID uuid.UUID) read {
-	return func(ctx context.Context, after int64) ([]row, error) {
-		got, err := r.db.Tenant(tenantID).EventsAfter(ctx, queries.EventsAfterParams{ConversationID: conversationID, After: after, AtMost: pageSize, Types: []string{}})
-		rows := make([]row, len(got))
-		for i, g := range got {
-			rows[i] = stored(g)
-		}
-		return rows, err
-	}
+// stored is a row of a transcript.
+type stored transcript.Stored
+
+func (s stored) number() int64 { return s.Seq }
+func (s stored) size() int     { return len(s.Body) + len(s.Raw) + rowSize }
+
+// closing: a conversation's last row is a stage.
+func (s stored) closing() bool { return s.Type == transcript.Stage }
+
+// rowSize is about what a row takes beside its body and line, in bytes.
+const rowSize = 200
+
+// conversation is the source of a transcript.
+type conversation struct {
+	db *db.DB
+	t  topic
 }
+
+func (c conversation) after(ctx context.Context, number int64) ([]row, bool, error) {
+	got, err := c.db.Tenant(c.t.tenantID).EventsAfter(ctx, queries.EventsAfterParams{ConversationID: c.t.conversationID, After: number, AtMost: pageRows, MaxBytes: pageBytes})
+	rows := make([]row, len(got))
+	for i, g := range got {
+		rows[i] = stored{ConversationID: g.ConversationID, Seq: g.Seq, TurnID: g.TurnID, TurnNumber: int(g.TurnNumber), Type: g.Type, Body: g.Body, Raw: g.Raw, CreatedAt: g.CreatedAt}
+	}
+	return rows, len(got) > 0 && got[len(got)-1].More, err
+}
+
+func (c conversation) state(ctx context.Context) (queries.StreamStateRow, error) {
+	st, err := c.db.Tenant(c.t.tenantID).StreamState(ctx, c.t.conversationID)
+	if db.NotFound(err) {
+		return st, refusal.NotFoundError()
+	}
+	return st, err
+}
+
+func (c conversation) head(ctx context.Context) (int64, bool, error) {
+	st, err := c.state(ctx)
+	return st.Seq, ended(st), err
+}
+
+func ended(st queries.StreamStateRow) bool { return st.Status == "terminated" || st.Status == "failed" }
 
 // List reads at most limit rows that the query wants. more tells that there are others behind them.
 func (r *Reader) List(ctx context.Context, q Query, limit int) (rows []transcript.Stored, more bool, err error) {
-	if _, err := r.state(ctx, q); err != nil {
+	src := conversation{r.db, topic{q.TenantID, q.ConversationID}}
+	if _, err := src.state(ctx); err != nil {
 		return nil, false, err
 	}
-	after := q.After
-	rd := r.transcript(q.TenantID, q.ConversationID)
-	for {
-		page, err := rd(ctx, after)
-		if err != nil {
+	for after, again := q.After, true; again; {
+		var page []row
+		if page, again, err = src.after(ctx, after); err != nil {
 			return nil, false, err
 		}
-		for _, p := range page {
-			s := transcript.Stored(p.(stored))
-			if !q.wants(s) {
+		for _, rw := range page {
+			s := transcript.Stored(rw.(stored))
+			if after = s.Seq; !q.wants(s) {
 				continue
 			}
 			if len(rows) == limit {
@@ -100,11 +126,8 @@ func (r *Reader) List(ctx context.Context, q Query, limit int) (rows []transcrip
 			}
 			rows = append(rows, s)
 		}
-		if len(page) < pageSize {
-			return rows, false, nil
-		}
-		after = page[len(page)-1].number()
 	}
+	return rows, false, nil
 }
 
 // Newest reads the last rows before a number (0: from the end), oldest first: how a long conversation opens.
@@ -115,143 +138,135 @@ func (r *Reader) Newest(ctx context.Context, tenantID, conversationID uuid.UUID,
 	got, err := r.db.Tenant(tenantID).EventsBefore(ctx, queries.EventsBeforeParams{ConversationID: conversationID, Before: before, AtMost: int32(limit)})
 	rows := make([]transcript.Stored, len(got))
 	for i, g := range got {
-		rows[i] = transcript.Stored(g)
+		rows[i] = transcript.Stored{ConversationID: g.ConversationID, Seq: g.Seq, TurnID: g.TurnID, TurnNumber: int(g.TurnNumber), Type: g.Type, Body: g.Body, Raw: g.Raw, CreatedAt: g.CreatedAt}
 	}
 	return rows, err
 }
 
-func (r *Reader) state(ctx context.Context, q Query) (queries.StreamStateRow, error) {
-	st, err := r.db.Tenant(q.TenantID).StreamState(ctx, q.ConversationID)
-	if db.NotFound(err) {
-		return st, refusal.NotFoundError()
-	}
-	return st, err
-}
-
 // Follow replays the rows after the cursor and goes on with new ones as they are committed, each once and in order.
-// It ends when the conversation has ended and everything was said, when the context ends, or with an error.
+// It ends when the conversation has ended and everything was said, when ctx ends, when the server stops, or with an error.
 func (r *Reader) Follow(ctx context.Context, q Query) iter.Seq2[Item, error] {
 	return func(yield func(Item, error) bool) {
-		st, err := r.state(ctx, q)
+		t := topic{q.TenantID, q.ConversationID}
+		src := conversation{r.db, t}
+		st, err := src.state(ctx)
 		if err != nil {
 			yield(Item{}, err)
 			return
 		}
-		if q.After > st.Seq {
+		// first is 0 when every row is gone.
+		gone := q.After > 0 && q.After < st.Seq && (st.First == 0 || q.After < st.First-1)
+		if q.After > st.Seq || gone {
 			if !yield(Item{Kind: Reset}, nil) {
 				return
 			}
 			q.After = 0
 		}
-		ended := func(ctx context.Context, at int64) (bool, error) {
-			st, err := r.state(ctx, q)
-			return err == nil && at >= st.Seq && (st.Status == "terminated" || st.Status == "failed"), err
-		}
-		follow(ctx, r.hub, topic{q.TenantID, q.ConversationID}, st.Seq, q.After, q.Wait, r.transcript(q.TenantID, q.ConversationID), ended, yield, func(rw row) (Item, bool) {
+		f := follower{hub: r.hub, src: src, at: q.After, yield: yield, item: func(rw row) (Item, bool) {
 			s := transcript.Stored(rw.(stored))
 			return Item{Kind: Row, Event: s}, q.wants(s)
-		})
+		}}
+		f.follow(ctx, t, st.Seq, ended(st), q.Wait)
 	}
 }
 
-// follow is replay and live of any topic. The follower joins first and replays second, so that nothing falls between
-// the two; what comes twice is dropped by its number.
-func follow(ctx context.Context, h *Hub, t topic, head, after int64, wait bool, rd read, ended func(context.Context, int64) (bool, error),
-	yield func(Item, error) bool, item func(row) (Item, bool)) {
-	f, leave := h.join(t, head, rd)
-	defer leave()
-	if !yield(Item{Kind: Open}, nil) {
-		return
-	}
-	at := after
-	say := func(rows []row) bool {
-		for _, rw := range rows {
-			if rw.number() <= at {
-				continue
-			}
-			at = rw.number()
-			if it, ok := item(rw); ok && !yield(it, nil) {
-				return false
-			}
-		}
-		return true
-	}
-	// catchUp reads for itself, at its own pace.
-	catchUp := func() bool {
-		for {
-			rows, err := rd(ctx, at)
-			if err != nil {
-				if ctx.Err() == nil {
-					yield(Item{}, err)
-				}
-				return false
-			}
-			if !say(rows) {
-				return false
-			}
-			if len(rows) < pageSize {
-				return true
-			}
-		}
-	}
-	// over tells whether nothing more will come, and says so.
-	over := func() bool {
-		done, err := ended(ctx, at)
-		if err != nil {
-			if ctx.Err() == nil {
-				yield(Item{}, err)
-			}
-			return true
-		}
-		if done {
-			yield(Item{Kind: End}, nil)
-		}
-		return done
-	}
-	if !catchUp() {
-		return
-	}
+// follower is one reader of one stream.
+type follower struct {
+	hub   *Hub
+	src   source
+	at    int64 // everything up to here was said
+	item  func(row) (Item, bool)
+	yield func(Item, error) bool
+}
+
+// follow is replay and live of any stream. The follower joins first and replays second, so that nothing falls between the
+// two.
+func (f *follower) follow(ctx context.Context, t topic, head int64, ended, wait bool) {
 	if !wait {
-		yield(Item{Kind: End}, nil)
+		if f.yield(Item{Kind: Open}, nil) && f.replay(ctx, head) {
+			f.yield(Item{Kind: End}, nil)
+		}
 		return
 	}
-	if over() {
+	r, leave := f.hub.join(t, f.src, head, ended)
+	defer leave()
+	if !f.yield(Item{Kind: Open}, nil) {
 		return
 	}
 	beat := time.NewTicker(Heartbeat)
 	defer beat.Stop()
 	for {
+		rows, from, ended, changed := r.since(f.at)
+		switch {
+		case f.at < from:
+			if !f.replay(ctx, from) {
+				return
+			}
+			continue
+		case len(rows) > 0:
+			if !f.say(rows) {
+				return
+			}
+			continue
+		case ended:
+			f.yield(Item{Kind: End}, nil)
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case rows := <-f.batches:
-			// A gap means that an earlier batch did not fit: read it.
-			if rows[0].number() > at+1 && !catchUp() {
-				return
-			}
-			if !say(rows) {
-				return
-			}
-			if lastWords(rows) && over() {
-				return
-			}
-		case <-f.late:
-			if !catchUp() {
-				return
-			}
+		case <-f.hub.closed:
+			return
+		case <-changed:
 		case <-beat.C:
-			// Also finds what a notification that was lost would have told.
-			if !catchUp() || over() || !yield(Item{Kind: Alive}, nil) {
+			if !f.yield(Item{Kind: Alive}, nil) {
 				return
 			}
 		}
 	}
 }
 
-// lastWords tells whether a conversation may have ended with these rows: its last row is always a stage.
-func lastWords(rows []row) bool {
-	s, ok := rows[len(rows)-1].(stored)
-	return ok && s.Type == transcript.Stage
+// replay reads for itself, at its own pace, up to a number at least. false: the stream is over.
+func (f *follower) replay(ctx context.Context, upto int64) bool {
+	for f.at < upto {
+		rows, more, err := f.src.after(ctx, f.at)
+		if err != nil {
+			if ctx.Err() == nil {
+				f.yield(Item{}, err)
+			}
+			return false
+		}
+		if !f.say(rows) {
+			return false
+		}
+		if !more {
+			f.at = max(f.at, upto) // the rows between are gone
+		}
+	}
+	return true
+}
+
+func (f *follower) say(rows []row) bool {
+	if len(rows) == 0 {
+		return true
+	}
+	f.at = rows[len(rows)-1].number()
+	var next Item
+	some := false
+	for _, rw := range rows {
+		it, ok := f.item(rw)
+		if !ok {
+			continue
+		}
+		if some {
+			next.More = true
+			if !f.yield(next, nil) {
+				return false
+			}
+		}
+		next, some = it, true
+	}
+	return !some || f.yield(next, nil)
 }
 
 // AccountEvent is a row of the account's stream.
@@ -263,38 +278,50 @@ type AccountEvent struct {
 }
 
 func (e AccountEvent) number() int64 { return e.Seq }
+func (e AccountEvent) size() int     { return len(e.Body) + rowSize }
+func (e AccountEvent) closing() bool { return false }
+
+// account is the source of an account's stream.
+type account struct {
+	db       *db.DB
+	tenantID uuid.UUID
+}
+
+func (a account) after(ctx context.Context, number int64) ([]row, bool, error) {
+	got, err := a.db.Tenant(a.tenantID).TenantEventsAfter(ctx, number, pageRows)
+	rows := make([]row, len(got))
+	for i, g := range got {
+		rows[i] = AccountEvent{Seq: g.Seq, Name: g.Name, Body: g.Body, CreatedAt: g.CreatedAt}
+	}
+	return rows, len(got) == pageRows, err
+}
+
+func (a account) head(ctx context.Context) (int64, bool, error) {
+	n, err := a.db.Tenant(a.tenantID).TenantHead(ctx)
+	return n, false, err
+}
 
 // FromNow is the cursor of a follower that wants only what comes.
 const FromNow = -1
 
-// FollowAccount follows the account's own stream, from a cursor or from now.
+// FollowAccount follows the account's own stream, from a cursor or from now. A cursor of another stream goes on from now.
 func (r *Reader) FollowAccount(ctx context.Context, tenantID uuid.UUID, after int64, wait bool) iter.Seq2[Item, error] {
 	return func(yield func(Item, error) bool) {
-		head, err := r.db.Tenant(tenantID).TenantHead(ctx)
+		src := account{r.db, tenantID}
+		head, _, err := src.head(ctx)
 		if err != nil {
 			yield(Item{}, err)
 			return
 		}
-		switch {
-		case after == FromNow:
-			after = head
-		case after > head:
-			if !yield(Item{Kind: Reset}, nil) {
-				return
-			}
+		if after > head && !yield(Item{Kind: Reset}, nil) {
+			return
+		}
+		if after == FromNow || after > head {
 			after = head
 		}
-		rd := func(ctx context.Context, after int64) ([]row, error) {
-			got, err := r.db.Tenant(tenantID).TenantEventsAfter(ctx, after, pageSize)
-			rows := make([]row, len(got))
-			for i, g := range got {
-				rows[i] = AccountEvent{Seq: g.Seq, Name: g.Name, Body: g.Body, CreatedAt: g.CreatedAt}
-			}
-			return rows, err
-		}
-		never := func(context.Context, int64) (bool, error) { return false, nil }
-		follow(ctx, r.hub, topic{tenantID, uuid.Nil}, head, after, wait, rd, never, yield, func(rw row) (Item, bool) {
+		f := follower{hub: r.hub, src: src, at: after, yield: yield, item: func(rw row) (Item, bool) {
 			return Item{Kind: Row, Account: rw.(AccountEvent)}, true
-		})
+		}}
+		f.follow(ctx, topic{tenantID, uuid.Nil}, head, false, wait)
 	}
 }

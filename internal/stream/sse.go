@@ -11,8 +11,11 @@ import (
 	"time"
 )
 
-// frameTimeout is how long one frame may take to leave; a stream as a whole has no limit.
-const frameTimeout = 30 * time.Second
+// Bounds of what is written to a client. A stream as a whole has none.
+const (
+	writeTimeout = 30 * time.Second // for one write; a client that takes longer is gone
+	writeBytes   = 32 << 10         // of frames that are there already and leave together
+)
 
 // Frame is one server-sent event. ID is set only for durable rows: a reader goes on after the last id it saw.
 type Frame struct {
@@ -20,6 +23,9 @@ type Frame struct {
 	Event string // "" is an unnamed message
 	Data  []byte // may hold several lines
 }
+
+// Encode makes the frame of a row. false leaves the row out; its number is then not said, the next row's is.
+type Encode func(Item) (Frame, bool, error)
 
 // Cursor reads where a reader wants to go on: the Last-Event-ID header and ?after= are equal, the larger wins. none is
 // returned when neither is given or can be read.
@@ -33,82 +39,89 @@ func Cursor(r *http.Request, none int64) int64 {
 	return at
 }
 
-// ServeSSE writes a stream to a client. encode makes the frame of a row; false leaves it out (its number is not said:
-// the next row's is). The first error comes before anything is written, so that it can still answer as a refusal.
-func ServeSSE(w http.ResponseWriter, r *http.Request, items iter.Seq2[Item, error], encode func(Item) (Frame, bool, error)) error {
-	control := http.NewResponseController(w)
-	started := false
-	start := func() error {
-		if started {
-			return nil
-		}
-		started = true
-		h := w.Header()
-		h.Set("Content-Type", "text/event-stream; charset=utf-8")
-		h.Set("Cache-Control", "no-store, no-transform")
-		h.Set("X-Accel-Buffering", "no")
-		w.WriteHeader(http.StatusOK)
-		return control.Flush()
-	}
-	var b bytes.Buffer
+// ServeSSE writes a stream to a client until one of the two ends. An error of the stream is returned only before anything
+// was written, so that it can still be answered as a refusal; later it closes the connection, and the client goes on from
+// the last id it saw. A row that cannot be encoded is an error at any time.
+func ServeSSE(w http.ResponseWriter, r *http.Request, items iter.Seq2[Item, error], encode Encode) error {
+	out := client{w: w, control: http.NewResponseController(w)}
 	for item, err := range items {
 		if err != nil {
-			if started || errors.Is(err, context.Canceled) {
-				return nil // the client connects again and is told then
+			if out.open || errors.Is(err, context.Canceled) {
+				return nil
 			}
 			return err
 		}
-		b.Reset()
 		switch item.Kind {
 		case Open:
-			if err := start(); err != nil {
-				return nil
-			}
-			continue
 		case Alive:
-			b.WriteString(": alive\n\n")
+			out.buf.WriteString(": heartbeat\n\n")
 		case Reset:
-			write(&b, Frame{Event: "reset", Data: []byte("{}")})
+			out.frame(Frame{Event: "reset", Data: []byte("{}")})
 		case End:
-			write(&b, Frame{Event: "end", Data: []byte("{}")})
+			out.frame(Frame{Event: "end", Data: []byte("{}")})
 		default:
 			f, wanted, err := encode(item)
 			if err != nil {
 				return err
 			}
-			if !wanted {
-				continue
+			if wanted {
+				out.frame(f)
 			}
-			write(&b, f)
 		}
-		if err := start(); err != nil {
-			return nil
+		if item.More && out.buf.Len() < writeBytes {
+			continue
 		}
-		// Some writers (tests' recorders) know no deadline; a real connection does.
-		if err := control.SetWriteDeadline(time.Now().Add(frameTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return nil
-		}
-		if _, err := w.Write(b.Bytes()); err != nil {
+		if !out.flush() {
 			return nil // the client is gone
-		}
-		if err := control.Flush(); err != nil {
-			return nil
 		}
 	}
 	return nil
 }
 
-func write(b *bytes.Buffer, f Frame) {
+// client is where frames go.
+type client struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	buf     bytes.Buffer
+	open    bool
+}
+
+// flush sends what there is; the headers before.
+func (c *client) flush() bool {
+	// The server's own timeouts are for requests that end. Recorders of tests know none.
+	if err := c.control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return false
+	}
+	if !c.open {
+		if err := c.control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return false
+		}
+		c.open = true
+		h := c.w.Header()
+		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+		h.Set("Cache-Control", "no-store, no-transform")
+		h.Set("X-Accel-Buffering", "no")
+		c.w.WriteHeader(http.StatusOK)
+	}
+	_, err := c.w.Write(c.buf.Bytes())
+	if c.buf.Cap() > 2*writeBytes {
+		c.buf = bytes.Buffer{} // an idle stream keeps no large frame's memory
+	}
+	c.buf.Reset()
+	return err == nil && c.control.Flush() == nil
+}
+
+func (c *client) frame(f Frame) {
 	if f.ID > 0 {
-		fmt.Fprintf(b, "id: %d\n", f.ID)
+		fmt.Fprintf(&c.buf, "id: %d\n", f.ID)
 	}
 	if f.Event != "" {
-		fmt.Fprintf(b, "event: %s\n", f.Event)
+		fmt.Fprintf(&c.buf, "event: %s\n", f.Event)
 	}
 	for line := range bytes.SplitSeq(f.Data, []byte("\n")) {
-		b.WriteString("data: ")
-		b.Write(bytes.TrimSuffix(line, []byte("\r")))
-		b.WriteByte('\n')
+		c.buf.WriteString("data: ")
+		c.buf.Write(bytes.TrimSuffix(line, []byte("\r")))
+		c.buf.WriteByte('\n')
 	}
-	b.WriteByte('\n')
+	c.buf.WriteByte('\n')
 }

@@ -602,26 +602,3 @@ func TestACutHTTPStreamResumesByHeaderAndByQuery(t *testing.T) {
 	}
 	inOrder(t, got, 0)
 }
-
-func TestSetupLinesAreCutIntoEventsAndWhatIsLeftOutIsCounted(t *testing.T) {
-	t.Parallel()
-	text := strings.Repeat("0123456789abcde\n", 4096) // 64 KiB
-	batches, dropped := stream.Lines(text, 4)
-	n := 0
-	for _, b := range batches {
-		size := 0
-		for _, l := range b {
-			size += len(l)
-			n += len(l) + 1
-		}
-		if size > stream.MaxLines {
-			t.Fatalf("a batch of %d bytes", size)
-		}
-	}
-	if int64(n)+dropped != int64(len(text)) || dropped == 0 {
-		t.Fatalf("%d shown, %d dropped of %d", n, dropped, len(text))
-	}
-	if b, d := stream.Lines("a\nb\n", 4); d != 0 || len(b) != 1 || strings.Join(b[0], "|") != "a|b" {
-		t.Fatalf("%q %d", b, d)
-	}
-}

@@ -5,8 +5,6 @@
 package transcript
 
 import (
-	"bytes"
-	"encoding/json"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -43,7 +41,8 @@ func (t *Text) Write(p []byte) string {
 // WriteString is Write.
 func (t *Text) WriteString(s string) string { return t.Write([]byte(s)) }
 
-// Flush returns what was held back, at the end of the stream: a character that stayed half is U+FFFD.
+// Flush returns what was held back, at the end of the stream: a character that stayed half is U+FFFD. What is more than
+// half of a secret is masked, so that a cut does not show nearly all of one.
 func (t *Text) Flush() string {
 	rest := ""
 	if len(t.partial) > 0 {
@@ -59,20 +58,17 @@ func (t *Text) show(s string, end bool) string {
 	s = t.held + s
 	t.held = ""
 	a := t.gate.redact.find.Load()
-	spans, open := a.scan(s)
+	spans, state := a.scan(s)
 	if end {
-		open = 0
+		return mask(s, a.most(spans, state, len(s)))
 	}
 	// Nothing that begins before the place from which on a secret may still grow is cut in two.
-	hold := len(s) - open
+	hold := len(s) - a.depth(state)
 	for len(spans) > 0 && spans[len(spans)-1].to > hold {
 		hold = min(hold, spans[len(spans)-1].from)
 		spans = spans[:len(spans)-1]
 	}
 	t.held = strings.Clone(s[hold:])
-	if len(spans) == 0 {
-		return s[:hold]
-	}
 	return mask(s[:hold], spans)
 }
 
@@ -100,171 +96,68 @@ func clean(s string) string {
 // String passes a whole text through the gate.
 func (g *Gate) String(s string) string { return g.redact.Text(clean(s)) }
 
-// OneLine passes a title or another field of one line through the gate: no control characters, no ANSI, at most max
-// characters.
-func (g *Gate) OneLine(s string, max int) string {
-	s = stripANSI(g.String(s))
-	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return unicode.IsSpace(r) }), " ")
+// JSON passes a JSON document through the gate and keeps it one: see rewriteJSON. A secret is masked in the text that a
+// string means, and where it is written out in the document itself. What is no JSON is passed as text.
+func (g *Gate) JSON(doc []byte) []byte {
+	out, ok := rewriteJSON(doc, g.redact.Text)
+	if !ok {
+		return []byte(g.String(string(doc)))
+	}
+	return g.maskValues(out)
+}
+
+// OneLine passes a title or another field of one line through the gate: no control characters, no escape sequences,
+// nothing that turns the direction of text, at most most characters.
+func (g *Gate) OneLine(s string, most int) string {
+	s = strings.Join(strings.Fields(withoutEscapes(g.String(s))), " ")
 	s = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {
+		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) && r != zeroWidthJoiner {
 			return -1
 		}
 		return r
 	}, s)
-	if runes := []rune(s); len(runes) > max {
-		s = string(runes[:max-1]) + "…"
+	if runes := []rune(s); len(runes) > most {
+		s = string(runes[:most-1]) + "…"
 	}
 	return s
 }
 
-// stripANSI drops escape sequences: CSI, OSC and the two-character ones.
-func stripANSI(s string) string {
-	if !strings.ContainsRune(s, 0x1b) {
+const zeroWidthJoiner = '\u200d' // joins emoji
+
+// withoutEscapes drops terminal sequences (ECMA-48): CSI, the strings OSC, DCS, SOS, PM and APC, and those of two
+// characters, each with ESC or as a C1 control.
+func withoutEscapes(s string) string {
+	if !strings.ContainsFunc(s, func(r rune) bool { return r == '\x1b' || r >= 0x80 && r < 0xa0 }) {
 		return s
 	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] != 0x1b {
-			b.WriteByte(s[i])
-			continue
-		}
-		if i++; i >= len(s) {
-			break
-		}
-		switch s[i] {
-		case '[':
-			for i++; i < len(s) && (s[i] < 0x40 || s[i] > 0x7e); i++ {
-			}
-		case ']':
-			for i++; i < len(s) && s[i] != 0x07 && s[i] != 0x1b; i++ {
-			}
-			if i+1 < len(s) && s[i] == 0x1b && s[i+1] == '\\' {
-				i++
-			}
-		}
-	}
-	return b.String()
-}
-
-// JSON passes a JSON document through the gate and keeps it one: the strings in it (keys too) are cleaned and masked,
-// lone surrogates become U+FFFD, a number that is a secret becomes the mask. What needs no change stays byte for byte.
-// A document that is not valid JSON is passed as text.
-func (g *Gate) JSON(doc []byte) []byte {
-	if !json.Valid(doc) {
-		return []byte(g.String(string(doc)))
-	}
-	var out bytes.Buffer
-	out.Grow(len(doc))
-	for i := 0; i < len(doc); {
-		switch c := doc[i]; {
-		case c == '"':
-			end := i + 1
-			for doc[end] != '"' {
-				if doc[end] == '\\' {
-					end++
-				}
-				end++
-			}
-			end++
-			out.Write(g.literal(doc[i:end]))
-			i = end
-		case c == '-' || c >= '0' && c <= '9':
-			end := i
-			for end < len(doc) && strings.IndexByte("+-.eE0123456789", doc[end]) >= 0 {
-				end++
-			}
-			if number := string(doc[i:end]); g.redact.Text(number) != number {
-				out.WriteString(`"[REDACTED]"`)
-			} else {
-				out.WriteString(number)
-			}
-			i = end
-		default:
-			out.WriteByte(c)
+	var out strings.Builder
+	runes := []rune(s)
+	for i := 0; i < len(runes); i++ {
+		r := runes[i]
+		if r == '\x1b' && i+1 < len(runes) {
 			i++
+			if r = runes[i]; r >= '@' && r <= '_' {
+				r += 0x40 // the C1 control that it stands for
+			} else {
+				continue
+			}
+		}
+		switch r {
+		case 0x9b: // CSI: parameters, then one final character
+			for i++; i < len(runes) && (runes[i] < '@' || runes[i] > '~'); i++ {
+			}
+		case 0x90, 0x98, 0x9d, 0x9e, 0x9f: // strings, up to ST or BEL
+			for i++; i < len(runes) && runes[i] != 0x9c && runes[i] != '\a'; i++ {
+				if runes[i] == '\x1b' && i+1 < len(runes) && runes[i+1] == '\\' {
+					i++
+					break
+				}
+			}
+		default:
+			if r < 0x80 || r >= 0xa0 {
+				out.WriteRune(r)
+			}
 		}
 	}
-	return out.Bytes()
-}
-
-func (g *Gate) literal(raw []byte) []byte {
-	var s string
-	if json.Unmarshal(raw, &s) != nil {
-		return raw // not possible in a valid document
-	}
-	t := g.String(s)
-	if t == s && !strings.ContainsRune(s, utf8.RuneError) && !bytes.ContainsRune(raw, 0) {
-		return raw
-	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if enc.Encode(t) != nil {
-		return raw
-	}
-	return bytes.TrimSpace(b.Bytes())
-}
-
-// Budget keeps the head and the tail of an output and counts what lies between.
-type Budget struct {
-	limit   int
-	head    strings.Builder
-	tail    []byte
-	total   int64
-	dropped int64
-}
-
-// NewBudget keeps limit bytes: half of them from the start, half from the end.
-func NewBudget(limit int) *Budget { return &Budget{limit: limit} }
-
-// Write takes text and returns the part of it that is still within the head: what may be shown live.
-func (b *Budget) Write(s string) string {
-	b.total += int64(len(s))
-	shown := ""
-	if room := b.limit/2 - b.head.Len(); room > 0 {
-		cut := runeCut(s, room)
-		shown = s[:cut]
-		b.head.WriteString(shown)
-		s = s[cut:]
-	}
-	if s == "" {
-		return shown
-	}
-	b.tail = append(b.tail, s...)
-	if keep := b.limit / 2; len(b.tail) > 2*keep { // cut in steps, not at every byte
-		b.cut(keep)
-	}
-	return shown
-}
-
-func (b *Budget) cut(keep int) {
-	if over := len(b.tail) - keep; over > 0 {
-		for over < len(b.tail) && !utf8.RuneStart(b.tail[over]) {
-			over++
-		}
-		b.dropped += int64(over)
-		b.tail = append(b.tail[:0], b.tail[over:]...)
-	}
-}
-
-// Output is the head, and the tail behind a line that counts what is missing. truncated tells whether anything is.
-func (b *Budget) Output() (text string, truncated bool) {
-	b.cut(b.limit / 2)
-	if b.dropped == 0 {
-		return b.head.String() + string(b.tail), false
-	}
-	return b.head.String() + gap(b.dropped) + string(b.tail), true
-}
-
-// Total is how many bytes came.
-func (b *Budget) Total() int64 { return b.total }
-
-func runeCut(s string, room int) int {
-	if len(s) <= room {
-		return len(s)
-	}
-	for room > 0 && !utf8.RuneStart(s[room]) {
-		room--
-	}
-	return room
+	return out.String()
 }

@@ -1,10 +1,6 @@
 package transcript
 
 import (
-	"bytes"
-	"encoding/base64"
-	"encoding/json"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -16,8 +12,7 @@ import (
 // MinSecret is the shortest value that is masked, in bytes. Shorter ones stand everywhere by chance.
 const MinSecret = 8
 
-// Redactor finds secrets in text, in the forms they take on their way: as they are, JSON-escaped, URL-encoded, base64
-// at any alignment (so inside basic-auth too), and each line of a value of several lines. Safe for concurrent use.
+// Redactor finds secrets in text, in the forms they take on their way (see forms). Safe for concurrent use.
 type Redactor struct {
 	mu     sync.Mutex
 	values map[string]bool
@@ -27,23 +22,41 @@ type Redactor struct {
 // NewRedactor makes a redactor of some values.
 func NewRedactor(values ...secret.Value) *Redactor {
 	r := &Redactor{values: map[string]bool{}}
+	r.find.Store(newAutomaton(nil))
 	r.Set(values)
 	return r
 }
 
 // Set makes it know these values beside all it knew before: a value that was rotated away may still be printed by
-// whoever read it earlier.
+// whoever read it earlier. Streams that are open know them from their next chunk on.
 func (r *Redactor) Set(values []secret.Value) {
+	r.change(func() (changed bool) {
+		for _, v := range values {
+			if s := v.Reveal(); len(s) >= MinSecret && !r.values[s] {
+				r.values[s], changed = true, true
+			}
+		}
+		return changed
+	})
+}
+
+// Drop forgets values, once nobody can print them any more.
+func (r *Redactor) Drop(values []secret.Value) {
+	r.change(func() (changed bool) {
+		for _, v := range values {
+			if s := v.Reveal(); r.values[s] {
+				delete(r.values, s)
+				changed = true
+			}
+		}
+		return changed
+	})
+}
+
+func (r *Redactor) change(values func() bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	changed := r.find.Load() == nil
-	for _, v := range values {
-		if s := v.Reveal(); len(s) >= MinSecret && !r.values[s] {
-			r.values[s] = true
-			changed = true
-		}
-	}
-	if !changed {
+	if !values() {
 		return
 	}
 	var patterns []string
@@ -55,11 +68,7 @@ func (r *Redactor) Set(values []secret.Value) {
 
 // Text masks every secret in a whole text.
 func (r *Redactor) Text(s string) string {
-	a := r.find.Load()
-	spans, _ := a.scan(s)
-	if len(spans) == 0 {
-		return s
-	}
+	spans, _ := r.find.Load().scan(s)
 	return mask(s, spans)
 }
 
@@ -76,6 +85,9 @@ func (r *Redactor) Bytes(b []byte) []byte {
 func (r *Redactor) Longest() int { return r.find.Load().longest }
 
 func mask(s string, spans []span) string {
+	if len(spans) == 0 {
+		return s
+	}
 	var b strings.Builder
 	at := 0
 	for _, sp := range spans {
@@ -87,140 +99,114 @@ func mask(s string, spans []span) string {
 	return b.String()
 }
 
-// forms are the texts that give a secret away.
-func forms(value string) []string {
-	parts := []string{value}
-	if strings.ContainsAny(value, "\r\n") {
-		parts = append(parts, strings.FieldsFunc(value, func(r rune) bool { return r == '\n' || r == '\r' })...)
-	}
-	var out []string
-	for _, p := range parts {
-		if len(p) < MinSecret {
-			continue
-		}
-		for _, f := range []string{p, clean(p), jsonForm(p, false), jsonForm(p, true), url.QueryEscape(p), url.PathEscape(p)} {
-			out = append(out, f)
-		}
-		for shift := range 3 {
-			out = append(out, base64Form(base64.RawStdEncoding, p, shift), base64Form(base64.RawURLEncoding, p, shift))
-		}
-	}
-	out = slices.DeleteFunc(out, func(s string) bool { return len(s) < MinSecret })
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-func jsonForm(s string, html bool) string {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(html)
-	if enc.Encode(s) != nil {
-		return ""
-	}
-	return strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(b.String()), `"`), `"`)
-}
-
-// base64Form is what base64 shows of s when shift bytes stand before it: the characters that s alone decides.
-func base64Form(enc *base64.Encoding, s string, shift int) string {
-	all := enc.EncodeToString(append(make([]byte, shift), s...))
-	from, to := (shift*8+5)/6, (shift+len(s))*8/6
-	if from >= to {
-		return ""
-	}
-	return all[from:to]
-}
-
 // span is a half-open range of bytes.
 type span struct{ from, to int }
 
-// automaton finds every occurrence of every pattern in one pass (Aho and Corasick). Nodes keep their few edges sorted,
-// so that thousands of patterns stay small.
+// automaton finds every occurrence of every pattern in one pass (Aho and Corasick). Its nodes are numbered breadth first,
+// so that the children of a node lie side by side and a node is a place in a few flat slices, about 17 bytes in all.
 type automaton struct {
-	nodes   []node
-	root    [256]int32
+	label   []byte     // by which a node is reached from its parent
+	kids    []int32    // the first child; those of the next node begin where these end
+	fail    []int32    // the longest proper suffix that is a node too
+	depths  []int32    // length of what the node stands for
+	match   []int32    // length of the longest pattern that ends here; 0: none
+	goal    []int32    // length of the shortest pattern that the node begins
+	root    [256]int32 // the children of node 0
 	longest int
 }
 
-type node struct {
-	keys  []byte
-	next  []int32
-	fail  int32
-	depth int32
-	match int32 // length of the longest pattern that ends here; 0: none
-}
-
 func newAutomaton(patterns []string) *automaton {
-	a := &automaton{nodes: []node{{}}}
-	for _, p := range patterns {
-		a.longest = max(a.longest, len(p))
-		at := int32(0)
-		for i := 0; i < len(p); i++ {
-			next, ok := a.edge(at, p[i])
-			if !ok {
-				next = int32(len(a.nodes))
-				a.nodes = append(a.nodes, node{depth: int32(i + 1)})
-				n := &a.nodes[at]
-				pos, _ := slices.BinarySearch(n.keys, p[i])
-				n.keys = slices.Insert(n.keys, pos, p[i])
-				n.next = slices.Insert(n.next, pos, next)
-			}
-			at = next
+	slices.Sort(patterns)
+	patterns = slices.Compact(patterns)
+	a := &automaton{label: []byte{0}, fail: []int32{0}, depths: []int32{0}, match: []int32{0}, goal: []int32{0}}
+	type part struct{ from, to int } // of the sorted patterns: those that a node begins
+	parts := []part{{0, len(patterns)}}
+	for at := 0; at < len(parts); at++ {
+		p, d := parts[at], int(a.depths[at])
+		parts[at] = part{}
+		a.kids = append(a.kids, int32(len(parts)))
+		if p.from < p.to && len(patterns[p.from]) == d && d > 0 { // the shortest is the first
+			a.match[at], a.goal[at] = int32(d), int32(d)
+			a.longest = max(a.longest, d)
+			p.from++
 		}
-		a.nodes[at].match = int32(len(p))
+		for p.from < p.to {
+			k, to := patterns[p.from][d], p.from+1
+			for to < p.to && patterns[to][d] == k {
+				to++
+			}
+			child := int32(len(parts))
+			parts = append(parts, part{p.from, to})
+			a.label, a.depths = append(a.label, k), append(a.depths, int32(d+1))
+			a.match, a.goal = append(a.match, 0), append(a.goal, 0)
+			if at == 0 {
+				a.root[k] = child
+				a.fail = append(a.fail, 0)
+			} else {
+				a.fail = append(a.fail, a.step(a.fail[at], k))
+			}
+			p.from = to
+		}
+		a.match[at] = max(a.match[at], a.match[a.fail[at]])
 	}
-	// Breadth first: a node's fail link is the longest proper suffix that is a prefix of some pattern.
-	queue := append([]int32(nil), a.nodes[0].next...)
-	for i, k := range a.nodes[0].keys {
-		a.root[k] = a.nodes[0].next[i]
-	}
-	for len(queue) > 0 {
-		at := queue[0]
-		queue = queue[1:]
-		for i, k := range a.nodes[at].keys {
-			child := a.nodes[at].next[i]
-			a.nodes[child].fail = a.step(a.nodes[at].fail, k)
-			a.nodes[child].match = max(a.nodes[child].match, a.nodes[a.nodes[child].fail].match)
-			queue = append(queue, child)
+	a.kids = append(a.kids, int32(len(parts)))
+	for at := len(parts) - 1; at > 0; at-- {
+		for kid := a.kids[at]; kid < a.kids[at+1]; kid++ {
+			if a.goal[at] == 0 || a.goal[kid] < a.goal[at] {
+				a.goal[at] = a.goal[kid]
+			}
 		}
 	}
 	return a
 }
 
-func (a *automaton) edge(at int32, k byte) (int32, bool) {
-	n := &a.nodes[at]
-	if len(n.keys) == 1 { // most nodes are on a pattern's way
-		return n.next[0], n.keys[0] == k
-	}
-	i, ok := slices.BinarySearch(n.keys, k)
-	if !ok {
-		return 0, false
-	}
-	return n.next[i], true
-}
-
+// step goes from a node by a byte. Its cost is paid for by the steps that led to the node.
 func (a *automaton) step(at int32, k byte) int32 {
 	for at != 0 {
-		if next, ok := a.edge(at, k); ok {
-			return next
+		for kid, end := a.kids[at], a.kids[at+1]; kid < end; kid++ {
+			if a.label[kid] == k {
+				return kid
+			}
 		}
-		at = a.nodes[at].fail
+		at = a.fail[at]
 	}
 	return a.root[k]
 }
 
-// scan finds the ranges to mask, merged where they overlap, and how many bytes at the end could begin a secret.
-func (a *automaton) scan(s string) (spans []span, open int) {
-	at := int32(0)
+// scan finds the ranges to mask, joined where they overlap, and the node at the end: what could still become a secret.
+func (a *automaton) scan(s string) (spans []span, at int32) {
 	for i := 0; i < len(s); i++ {
-		at = a.step(at, s[i])
-		if n := int(a.nodes[at].match); n > 0 {
-			from := i + 1 - n
-			for len(spans) > 0 && spans[len(spans)-1].to > from {
-				from = min(from, spans[len(spans)-1].from)
-				spans = spans[:len(spans)-1]
+		if at == 0 {
+			if at = a.root[s[i]]; at == 0 {
+				continue
 			}
-			spans = append(spans, span{from, i + 1})
+		} else {
+			at = a.step(at, s[i])
+		}
+		if n := int(a.match[at]); n > 0 {
+			spans = merge(spans, span{i + 1 - n, i + 1})
 		}
 	}
-	return spans, int(a.nodes[at].depth)
+	return spans, at
+}
+
+// merge adds a range that ends where no other ends later.
+func merge(spans []span, sp span) []span {
+	for len(spans) > 0 && spans[len(spans)-1].to > sp.from {
+		sp.from = min(sp.from, spans[len(spans)-1].from)
+		spans = spans[:len(spans)-1]
+	}
+	return append(spans, sp)
+}
+
+func (a *automaton) depth(at int32) int { return int(a.depths[at]) }
+
+// most adds the end of a text of n bytes when it is more than half of a secret.
+func (a *automaton) most(spans []span, at int32, n int) []span {
+	for ; at != 0; at = a.fail[at] {
+		if d := a.depth(at); d >= MinSecret && 2*d > int(a.goal[at]) {
+			return merge(spans, span{n - d, n})
+		}
+	}
+	return spans
 }

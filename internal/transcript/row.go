@@ -3,7 +3,7 @@ package transcript
 import (
 	"context"
 	"encoding/json"
-	"fmt"
+	"errors"
 
 	"github.com/google/uuid"
 
@@ -38,12 +38,25 @@ type Row struct {
 	Type   string
 	TurnID *uuid.UUID
 	Body   any
-	Raw    string // the protocol line, redacted; "" for rows of ours and for joined chunks
+	Raw    string // the protocol line, redacted; "" for rows of ours. A chunk's is made anew around its text
 	// Tool also keeps the tool call's own row, in the same transaction.
 	Tool *ToolCall
-	// Within runs in the transaction that inserts the row: a fence first of all, a read offset. Its error refuses the row.
+	// Fence refuses the row with ErrFenced unless its owner still holds the operation when the row is committed.
+	Fence *Fence
+	// Within runs in the transaction that inserts the row, and may lock the conversation's own row and what belongs to it:
+	// a read offset, a permission request. Its error refuses the row; it runs again when the transaction is tried again.
 	Within func(context.Context, db.Tx) error
 }
+
+// Fence names what a server wrote when it claimed an operation.
+type Fence struct {
+	OperationID uuid.UUID
+	Owner       uuid.UUID
+	Epoch       int64
+}
+
+// ErrFenced refuses rows of an owner that lost its operation: another server acts for the conversation now.
+var ErrFenced = errors.New("the operation that wrote this row has another owner now")
 
 // PromptBody is what a person, or an agent above, asked.
 type PromptBody struct {
@@ -204,60 +217,4 @@ type ToolCall struct {
 	Truncated   bool
 	FullLogPath string
 	Source      Source
-}
-
-// join adds the text of a later chunk to an earlier one of the same stream; false when they are not of one stream.
-func join(a, b Row) (Row, bool) {
-	if a.Type != b.Type || a.Tool != nil || b.Tool != nil || !sameTurn(a.TurnID, b.TurnID) {
-		return Row{}, false
-	}
-	switch x := a.Body.(type) {
-	case MessageBody:
-		if y, ok := b.Body.(MessageBody); ok && x.MessageID == y.MessageID {
-			x.Text += y.Text
-			a.Body = x
-			return joined(a, b), true
-		}
-	case ThoughtBody:
-		if y, ok := b.Body.(ThoughtBody); ok && x.MessageID == y.MessageID {
-			x.Text += y.Text
-			a.Body = x
-			return joined(a, b), true
-		}
-	case ToolOutputBody:
-		if y, ok := b.Body.(ToolOutputBody); ok && x.ID == y.ID && x.Stream == y.Stream {
-			x.Text += y.Text
-			a.Body = x
-			return joined(a, b), true
-		}
-	}
-	return Row{}, false
-}
-
-func joined(a, b Row) Row {
-	a.Raw = "" // the line is made anew from the joined text
-	if b.Within != nil {
-		a.Within = b.Within // the later place includes the earlier one
-	}
-	return a
-}
-
-func sameTurn(a, b *uuid.UUID) bool { return a == b || a != nil && b != nil && *a == *b }
-
-// text is how much of a chunk there is.
-func text(r Row) (string, bool) {
-	switch b := r.Body.(type) {
-	case MessageBody:
-		return b.Text, true
-	case ThoughtBody:
-		return b.Text, true
-	case ToolOutputBody:
-		return b.Text, true
-	}
-	return "", false
-}
-
-// gap is the line that stands where output is missing.
-func gap(dropped int64) string {
-	return fmt.Sprintf("\n… %d bytes are not shown here …\n", dropped)
 }

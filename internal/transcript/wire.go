@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-
-	"managoat/queries"
 )
 
 // Event is a row as the API shows it, in lists and on streams alike: the wire's fields, and ours.
@@ -47,7 +45,16 @@ type View struct {
 }
 
 // Stored is a row as it is read.
-type Stored = queries.EventsAfterRow
+type Stored struct {
+	ConversationID uuid.UUID
+	Seq            int64
+	TurnID         *uuid.UUID
+	TurnNumber     int // 0: none
+	Type           string
+	Body           json.RawMessage
+	Raw            string
+	CreatedAt      time.Time
+}
 
 // Kinds and streams of the wire.
 const (
@@ -78,7 +85,7 @@ func StreamOf(r Stored) string {
 
 // Wire makes the API's event of a row.
 func Wire(r Stored, v View) Event {
-	e := Event{ID: r.Seq, Seq: r.Seq, Type: r.Type, TurnID: r.TurnID, TurnNumber: int(r.TurnNumber), TS: r.CreatedAt.UTC(), Body: r.Body}
+	e := Event{ID: r.Seq, Seq: r.Seq, Type: r.Type, TurnID: r.TurnID, TurnNumber: r.TurnNumber, TS: r.CreatedAt.UTC(), Body: r.Body}
 	switch s := StreamOf(r); s {
 	case kindStage:
 		e.Kind = kindStage
