@@ -87,7 +87,9 @@ func fileView(f files.Content) *views.FileView {
 
 // crumbs lead from the home directory, or the root, to a path.
 func crumbs(base, to string) []views.Link {
-	at := func(name, path string) views.Link { return views.Link{Name: name, URL: at(base+"/files", "path", path)} }
+	at := func(name, path string) views.Link {
+		return views.Link{Name: name, URL: at(base+"/files", "path", path)}
+	}
 	out, rest, prefix := []views.Link{at("/", "/")}, strings.Trim(to, "/"), "/"
 	if to == home || strings.HasPrefix(to, home+"/") {
 		out, rest, prefix = []views.Link{at("~", home)}, strings.Trim(strings.TrimPrefix(to, home), "/"), home
