@@ -297,7 +297,9 @@ func (c *Client) keep(ctx context.Context) {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return
+		}
+		if ctx.Err() != nil {
+			return // asked here: of two cases that are ready, select takes any
 		}
 		pause = min(max(retryFirst, 2*pause), retryMost)
 		if err := c.establish(ctx); err != nil && ctx.Err() == nil {
@@ -312,6 +314,9 @@ func (c *Client) keep(ctx context.Context) {
 // establish adopts or starts a process and gives it the whole state.
 func (c *Client) establish(ctx context.Context) error {
 	h, err := c.hello(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err() // says nothing about the process
+	}
 	if err != nil {
 		if h, err = c.spawn(ctx); err != nil {
 			return err

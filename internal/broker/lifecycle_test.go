@@ -538,10 +538,20 @@ func TestAProcessThatDoesNotLastIsNotStartedInAHurry(t *testing.T) {
 	}
 }
 
-func TestTwoServersThatStartTheProcessAtOnceShareOne(t *testing.T) {
+func TestServersThatStartTheProcessAtOnceShareOne(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	start := spawn(t, dir)
+	run := spawn(t, dir, needless+"=200ms")
+	var ended sync.WaitGroup
+	start := func(ctx context.Context, dir string) (<-chan error, error) {
+		exited, err := run(ctx, dir)
+		if err != nil {
+			return nil, err
+		}
+		told := make(chan error, 1)
+		ended.Go(func() { told <- <-exited })
+		return told, nil
+	}
 	var wg sync.WaitGroup
 	clients := make([]*Client, 4)
 	for i := range clients {
@@ -565,6 +575,8 @@ func TestTwoServersThatStartTheProcessAtOnceShareOne(t *testing.T) {
 	if len(boots) != 1 {
 		t.Errorf("%d processes", len(boots))
 	}
+	// Nobody needs any of them now, not even one that was so slow that it found the directory free again.
+	ended.Wait()
 }
 
 func TestAProcessThatCannotStartIsAnErrorThatNamesItsLog(t *testing.T) {
