@@ -50,13 +50,13 @@ type terminal struct {
 	exit      *guest.Exit
 	waiters   []json.RawMessage // requests that wait for the exit
 	logPath   string
-	released  bool
+	shown     bool // a tool call has named it
 }
 
 // bind shows a terminal's command in a tool call.
 func (t *terminals) bind(id string, c *toolCall) {
 	if term := t.open[id]; term != nil && term.call == nil {
-		term.call = c
+		term.call, term.shown = c, true
 	}
 }
 
@@ -155,7 +155,10 @@ func (p *process) terminalSays(id string, c guest.Chunk) {
 		}
 		t.out, t.truncated = append(t.out[:0], t.out[over:]...), true
 	}
-	if t.call == nil {
+	switch {
+	case t.call == nil && t.shown:
+		return // its call has ended
+	case t.call == nil:
 		t.unbound = append(t.unbound, c.Data[:min(len(c.Data), max(0, unboundOutput-len(t.unbound)))]...)
 		return
 	}
@@ -287,10 +290,9 @@ func (p *process) dropTerminal(t *terminal) {
 	for _, waiter := range t.waiters {
 		p.reply(waiter, t.status())
 	}
-	if t.call == nil && !t.released {
+	if !t.shown {
 		p.unmatched(t)
 	}
-	t.released = true
 	delete(p.terms.open, t.id)
 }
 

@@ -208,6 +208,14 @@ func New(tb testing.TB, options ...Options) *World {
 // process go on meanwhile.
 func (w *World) Restart() {
 	w.tb.Helper()
+	w.Pause(func() {})
+}
+
+// Pause is Restart with something that happens while no server does any work.
+func (w *World) Pause(meanwhile func()) {
+	w.tb.Helper()
+	w.Server.stop()
+	meanwhile()
 	w.Server.end(w.tb)
 	w.Server = w.start()
 	if err := w.Conversations.Restore(w.tb.Context(), w.Owner.TenantID); err != nil {

@@ -13,6 +13,8 @@ import (
 	"managoat/internal/stream"
 	"managoat/internal/transcript"
 	"managoat/internal/workspace"
+	"managoat/sandbox"
+	"managoat/sandbox/guest"
 )
 
 // patience is how long a test waits for what must come. It only ever passes when something is broken.
@@ -141,6 +143,36 @@ func (w *World) Said(id uuid.UUID) string {
 		b.WriteString(m.Text)
 	}
 	return b.String()
+}
+
+// InMachine runs a command as sprite in a workspace's machine and returns what it printed.
+func (w *World) InMachine(workspaceID uuid.UUID, command string) string {
+	w.tb.Helper()
+	up, err := w.Workspaces.Peek(w.tb.Context(), w.Owner.TenantID, workspaceID)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	out, errs, exit, err := up.Guest.Run(w.tb.Context(), guest.Exec{ID: uuid.NewString(), Argv: []string{"bash", "-c", command}, User: guest.Sprite, Spool: guest.SpoolLog})
+	if err != nil || exit.Code != 0 {
+		w.tb.Fatalf("%s: %+v %v %s", command, exit, err, errs)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// StopMachine stops a workspace's machine behind the server's back, as a crash of its host does.
+func (w *World) StopMachine(workspaceID uuid.UUID) {
+	w.tb.Helper()
+	ws, err := w.Workspaces.Get(w.tb.Context(), w.Owner.Actor, workspaceID)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	infos, err := w.Provider.List(w.tb.Context(), map[string]string{sandbox.LabelInstance: w.name, sandbox.LabelWorkspace: ws.ID.String()})
+	if err != nil || len(infos) != 1 {
+		w.tb.Fatalf("the machines of the workspace: %+v %v", infos, err)
+	}
+	if err := w.Provider.Stop(w.tb.Context(), infos[0].ID); err != nil {
+		w.tb.Fatal(err)
+	}
 }
 
 // Page is the first page of a list.

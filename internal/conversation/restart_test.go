@@ -1,0 +1,117 @@
+package conversation_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"managoat/internal/conversation"
+	"managoat/internal/conversation/conversationtest"
+	"managoat/internal/transcript"
+)
+
+func TestATurnGoesOnAcrossARestartOfTheServerWithNothingLostOrDoubled(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	idle := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	must(t, w.Ask(idle, "say sleeping"), conversation.Completed, "")
+	flag, other := "/home/sprite/go-"+uuid.NewString(), "/home/sprite/go-"+uuid.NewString()
+	w.Prompt(c, "say one|", "say two|", "tool first", "forget second", "say three|", "wait "+flag, "say four|", "lots 2000", "say |five", "wait "+other, "say |six")
+	w.Until("the agent to work", func() bool { return strings.Contains(w.Said(c), "three|") })
+	w.Restart()
+	touch(t, w, *ws, flag)
+	w.Until("the turn to be taken up", func() bool { return strings.Contains(w.Said(c), "|five") })
+	w.Restart()
+	touch(t, w, *ws, other)
+	turn := w.Ended(c, 1)
+	must(t, turn, conversation.Completed, "")
+	said := w.Said(c)
+	if !strings.HasPrefix(said, "one|two|three|four|0,1,2,3,") || !strings.HasSuffix(said, ",1998,1999,|five|six") || strings.Count(said, "1000,") != 1 || len(said) != len("one|two|three|four||five|six")+8890 {
+		t.Errorf("said %d bytes: %.60q … %.60q", len(said), said, said[max(0, len(said)-60):])
+	}
+	results := conversationtest.Bodies[transcript.ToolResultBody](w, c, transcript.ToolResult)
+	if len(results) != 2 || results[0].ID != "first" || results[1].ID != "second" || results[1].Status != conversation.Interrupted {
+		t.Errorf("results: %+v", results)
+	}
+	if prompts := conversationtest.Bodies[transcript.PromptBody](w, c, transcript.Prompt); len(prompts) != 1 || turn.Attempts != 1 {
+		t.Errorf("%d prompts, %d attempts", len(prompts), turn.Attempts)
+	}
+	if got := stages(w, c); got != "home done, adapter done, session done, reattach done, reattach done, turn done" {
+		t.Errorf("stages: %s", got)
+	}
+	// One that waited between turns is taken up by its next prompt, in the same process.
+	must(t, w.Ask(idle, "say awake"), conversation.Completed, "")
+	if got := stages(w, idle); got != "home done, adapter done, session done, turn done, turn done" || w.Said(idle) != "sleepingawake" {
+		t.Errorf("the idle one: stages %s, said %q", got, w.Said(idle))
+	}
+}
+
+func TestATurnThatEndedWhileTheServerWasAwayIsSettledWhenItIsBack(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	flag, done := "/home/sprite/go-"+uuid.NewString(), "/home/sprite/done-"+uuid.NewString()
+	w.Prompt(c, "say before ", "wait "+flag, "say after", "touch "+done)
+	w.Until("the agent to work", func() bool { return w.Said(c) == "before " })
+	w.Pause(func() {
+		w.InMachine(*ws, "touch "+flag+"; until test -e "+done+"; do sleep 0.02; done")
+	})
+	must(t, w.Ended(c, 1), conversation.Completed, "")
+	if w.Said(c) != "before after" {
+		t.Errorf("said %q", w.Said(c))
+	}
+}
+
+func TestAnInterruptAskedWhileTheServerWasAwayEndsTheTurn(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	w.Prompt(c, "say working", "sleep 60000")
+	w.Until("the agent to work", func() bool { return w.Said(c) == "working" })
+	w.Pause(func() {
+		// Another server takes the request; the one that holds the turn is away.
+		if _, err := w.Conversations.Interrupt(t.Context(), w.Owner.Actor, c, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t, w.Ended(c, 1), conversation.Interrupted, "")
+}
+
+func TestATurnWhoseAdapterIsGoneAfterARestartEndsInterruptedAndSaysSo(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	w.Prompt(c, "say working", "sleep 60000")
+	w.Until("the agent to work", func() bool { return w.Said(c) == "working" })
+	w.Pause(func() { w.StopMachine(*ws) })
+	turn := w.Ended(c, 1)
+	must(t, turn, conversation.Interrupted, "")
+	if turn.Reason == nil || *turn.Reason != conversation.ByInstanceRestart {
+		t.Errorf("reason %v", turn.Reason)
+	}
+	if got := stages(w, c); !strings.Contains(got, "reattach failed") || !strings.HasSuffix(got, "turn interrupted instance_restarted") {
+		t.Errorf("stages: %s", got)
+	}
+	// The next prompt wakes the machine and takes the runtime's session up again.
+	must(t, w.Ask(c, "say back"), conversation.Completed, "")
+	if got := conversationtest.Bodies[transcript.StageBody](w, c, transcript.Stage); got[len(got)-2].Stage != "session" || got[len(got)-2].Detail["session"] != "resumed" {
+		t.Errorf("the session's stage: %+v", got[len(got)-2])
+	}
+	if w.Said(c) != "workingback" {
+		t.Errorf("said %q", w.Said(c))
+	}
+}
+
+func TestASessionThatTheRuntimeLostIsReplacedAndSaidSo(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent("-forgets"), WorkspaceID: ws}).ID
+	must(t, w.Ask(c, "say one "), conversation.Completed, "")
+	must(t, w.Ask(c, "exit 1"), conversation.Failed, conversation.CodeAdapterCrashed)
+	must(t, w.Ask(c, "say two"), conversation.Completed, "")
+	if notices(w, c) != "session_lost" || w.Said(c) != "one two" {
+		t.Errorf("notices %s, said %q", notices(w, c), w.Said(c))
+	}
+}
