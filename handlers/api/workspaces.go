@@ -128,8 +128,8 @@ func DescribeSetupLog(op *huma.Operation) {
 		Content: map[string]*huma.MediaType{"application/json": {}, "text/plain": {}}}}
 }
 
-// diskPath asks for a place on a machine's disk.
-type diskPath struct {
+// DiskPath asks for a place on a machine's disk.
+type DiskPath struct {
 	ByID
 	Path string `query:"path" doc:"absolute, or from /home/sprite"`
 }
@@ -161,7 +161,7 @@ func (h disk) workspace(ctx context.Context, in ByID) (uuid.UUID, error) {
 }
 
 // List answers GET …/files.
-func (h disk) List(ctx context.Context, in *diskPath) (*One[files.Listing], error) {
+func (h disk) List(ctx context.Context, in *DiskPath) (*One[files.Listing], error) {
 	id, err := h.workspace(ctx, in.ByID)
 	if err != nil {
 		return nil, err
@@ -171,7 +171,7 @@ func (h disk) List(ctx context.Context, in *diskPath) (*One[files.Listing], erro
 
 // Read answers GET …/file.
 func (h disk) Read(ctx context.Context, in *struct {
-	diskPath
+	DiskPath
 	MaxBytes int64 `query:"max_bytes" doc:"default 262144, held to 4194304"`
 }) (*One[files.Content], error) {
 	id, err := h.workspace(ctx, in.ByID)
@@ -183,7 +183,7 @@ func (h disk) Read(ctx context.Context, in *struct {
 
 // GitStatus answers GET …/git-status.
 func (h disk) GitStatus(ctx context.Context, in *struct {
-	diskPath
+	DiskPath
 	Untracked string `query:"untracked" enum:"normal,all,no" default:"normal"`
 }) (*One[files.GitStatus], error) {
 	id, err := h.workspace(ctx, in.ByID)
@@ -195,7 +195,7 @@ func (h disk) GitStatus(ctx context.Context, in *struct {
 
 // Diff answers GET …/diff.
 func (h disk) Diff(ctx context.Context, in *struct {
-	diskPath
+	DiskPath
 	Staged    bool   `query:"staged" doc:"the index with the last commit"`
 	Ref       string `query:"ref" doc:"one commit, branch or tag to compare with"`
 	Untracked bool   `query:"untracked" doc:"new files that git does not know yet count as added"`
