@@ -177,3 +177,19 @@ func (w *World) StopMachine(workspaceID uuid.UUID) {
 
 // Page is the first page of a list.
 var Page = input.Page{}
+
+// DuringSetup runs a command as sprite in a machine that is still being set up.
+func (w *World) DuringSetup(workspaceID uuid.UUID, command string) {
+	w.tb.Helper()
+	ws, err := w.Workspaces.Get(w.tb.Context(), w.Owner.Actor, workspaceID)
+	if err != nil || ws.SandboxID == nil {
+		w.tb.Fatalf("%+v %v", ws, err)
+	}
+	g, err := w.Machines.Connect(w.tb.Context(), w.Owner.TenantID, *ws.SandboxID)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	if _, errs, exit, err := g.Run(w.tb.Context(), guest.Exec{ID: uuid.NewString(), Argv: []string{"bash", "-c", command}, User: guest.Sprite, Spool: guest.SpoolLog}); err != nil || exit.Code != 0 {
+		w.tb.Fatalf("%s: %+v %v %s", command, exit, err, errs)
+	}
+}
