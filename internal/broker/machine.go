@@ -28,6 +28,7 @@ const (
 	idleTimeout    = 2 * time.Minute  // a kept connection without a request
 	maxHeader      = 64 << 10         // bytes of a request's header
 	closeTimeout   = 250 * time.Millisecond
+	limitedEvery   = time.Second // rows about too many connections; a machine must not flood the log with them
 )
 
 // guestConn is the side of a guest connection that the egress process uses.
@@ -55,6 +56,7 @@ type machine struct {
 	kick    chan struct{}
 	streams chan net.Conn // to the HTTP server
 	open    atomic.Int64
+	limited atomic.Int64 // when a row last said that there are too many, Unix nanoseconds
 	proxy   *forward.Server
 	server  *http.Server
 
@@ -228,6 +230,9 @@ func (m *machine) serve(c net.Conn, listener journal.Listener) {
 	if m.open.Add(1) > maxConnections {
 		m.open.Add(-1)
 		c.Close()
+		if last := m.limited.Load(); time.Since(time.Unix(0, last)) < limitedEvery || !m.limited.CompareAndSwap(last, time.Now().UnixNano()) {
+			return // said already
+		}
 		row := journal.NewRequest(m.origin, listener, "")
 		row.Decision, row.Rule, row.Error = journal.Denied, journal.RuleConnections, "too many connections at once"
 		m.p.recordRequest(row)

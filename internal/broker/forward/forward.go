@@ -165,6 +165,23 @@ func (x *exchange) authorize() bool {
 	return true
 }
 
+// target reads where the request goes and finds out whose it is; when it returns false the request is answered.
+func (x *exchange) target(hostport, advice string) (host string, port int, ok bool) {
+	host, port, err := hostname.SplitPort(hostport)
+	x.row.Host, x.row.Port = host, port
+	if err != nil {
+		x.row.Host = hostport
+	}
+	if !x.authorize() {
+		return "", 0, false
+	}
+	if err != nil {
+		x.refuse(http.StatusBadRequest, rule.RuleMalformed, refusal{Error: "host_malformed", Host: hostport, Advice: advice})
+		return "", 0, false
+	}
+	return host, port, true
+}
+
 // proxyToken reads the token out of a Proxy-Authorization header: the password, whatever the user is called. No header
 // is no token; one that cannot be read is not.
 func proxyToken(header string) (token string, ok bool) {
@@ -266,14 +283,8 @@ func reason(err error) string {
 
 // connect opens a tunnel.
 func (x *exchange) connect() {
-	x.row.Host = x.r.Host
-	if !x.authorize() {
-		return
-	}
-	host, port, err := hostname.SplitPort(x.r.Host)
-	if err != nil {
-		x.refuse(http.StatusBadRequest, rule.RuleMalformed, refusal{Error: "host_malformed", Host: x.r.Host,
-			Advice: "CONNECT names a host and a port, like example.com:443."})
+	host, port, ok := x.target(x.r.Host, "CONNECT names a host and a port, like example.com:443.")
+	if !ok {
 		return
 	}
 	in, internal, ok := x.internal(host, port)
@@ -281,6 +292,7 @@ func (x *exchange) connect() {
 		return
 	}
 	var upstream net.Conn
+	var err error
 	if !internal {
 		if upstream, err = x.s.o.Dial(x.r.Context(), net.JoinHostPort(host, strconv.Itoa(port))); err != nil {
 			x.unreachable(err)
@@ -346,18 +358,12 @@ func (p *prefixed) CloseWrite() error {
 // relay passes a request in absolute form on. The URL's host is the one that counts: the server took it as the
 // request's Host, whatever the header said (RFC 9112 section 3.2.2).
 func (x *exchange) relay() {
-	x.row.Host, x.row.Port = x.r.URL.Hostname(), 80
-	if !x.authorize() {
-		return
-	}
 	target := x.r.URL.Host
 	if x.r.URL.Port() == "" {
 		target = strings.TrimSuffix(target, ":") + ":80"
 	}
-	host, port, err := hostname.SplitPort(target)
-	if err != nil {
-		x.refuse(http.StatusBadRequest, rule.RuleMalformed, refusal{Error: "host_malformed", Host: x.r.URL.Host,
-			Advice: "Use a host name or an address in its usual form."})
+	host, port, ok := x.target(target, "Use a host name or an address in its usual form.")
+	if !ok {
 		return
 	}
 	in, internal, ok := x.internal(host, port)

@@ -26,7 +26,7 @@ import (
 // Sizes and times of the gateway.
 const (
 	MaxBody     = 32 << 20         // bytes of one request
-	heldBodies  = 2 * MaxBody      // bytes of requests that one machine may have in memory at once
+	heldMemory  = 2 * MaxBody      // bytes of requests, and of answers, that one machine may make us hold at once
 	bodyTimeout = 2 * time.Minute  // to send a request's body
 	answerAfter = 15 * time.Minute // until the provider's answer begins: a long one that does not stream
 	streamIdle  = 10 * time.Minute // between two pieces of an answer
@@ -57,18 +57,20 @@ type Options struct {
 
 // Server is an http.Handler for the model calls of one machine.
 type Server struct {
-	o    Options
-	held *semaphore.Weighted
+	o                 Options
+	requests, answers *semaphore.Weighted
 }
 
 // New makes a server.
-func New(o Options) *Server { return &Server{o, semaphore.NewWeighted(heldBodies)} }
+func New(o Options) *Server {
+	return &Server{o, semaphore.NewWeighted(heldMemory), semaphore.NewWeighted(heldMemory)}
+}
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{s: s, w: w, r: r, provider: guessProvider(r), row: journal.NewRequest(s.o.Origin, journal.Model, r.Method)}
 	x.row.Host, x.row.Port, x.row.Rule = s.o.Name, 80, journal.RuleGateway
 	defer func() {
-		s.held.Release(x.held)
+		s.requests.Release(x.held)
 		x.row.DurationMS = journal.Since(x.row.At)
 		s.o.Request(x.row)
 	}()
@@ -181,7 +183,7 @@ func (x *exchange) readBody() bool {
 	if size < 0 {
 		size = MaxBody
 	}
-	if err := x.s.held.Acquire(x.r.Context(), size); err != nil {
+	if err := x.s.requests.Acquire(x.r.Context(), size); err != nil {
 		return x.giveUp(err)
 	}
 	x.held = size
@@ -381,7 +383,13 @@ func (x *exchange) relay(resp *http.Response, idle *time.Timer, usage *journal.U
 	control := http.NewResponseController(x.w)
 	control.Flush() // the status is news too
 
-	m := newMeter(x.provider, resp.Header.Get("Content-Type"))
+	memory := x.s.answers
+	if x.grant.Credential.Source == Pool {
+		// The operator's provider is trusted not to flood us, and no machine may make its answers go unmetered.
+		memory = nil
+	}
+	m := newMeter(x.provider, resp.Header.Get("Content-Type"), memory)
+	defer m.close()
 	write := func(p []byte) error {
 		if len(p) == 0 {
 			return nil

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"strings"
 
+	"golang.org/x/sync/semaphore"
+
 	"managoat/internal/broker/journal"
 )
 
@@ -17,10 +19,11 @@ const (
 // meter reads the usage out of an answer as it goes by.
 type meter struct {
 	provider string
-	stream   bool // server-sent events; else JSON
-	line     []byte
-	overflow bool
-	body     []byte
+	stream   bool                // server-sent events; else JSON
+	memory   *semaphore.Weighted // what a machine's providers may make us hold together; nil: no bound but one answer's
+	taken    int64               // of memory
+	held     []byte              // the beginning of a line, or of the answer
+	overflow bool                // it was too long
 
 	model            string
 	input, output    int64
@@ -29,40 +32,61 @@ type meter struct {
 	err              string // the provider's own word for what went wrong
 }
 
-func newMeter(provider, contentType string) *meter {
-	return &meter{provider: provider, stream: strings.HasPrefix(contentType, "text/event-stream")}
+func newMeter(provider, contentType string, memory *semaphore.Weighted) *meter {
+	return &meter{provider: provider, memory: memory, stream: strings.HasPrefix(contentType, "text/event-stream")}
 }
 
 // add takes the next bytes of the answer.
 func (m *meter) add(p []byte) {
 	if !m.stream {
-		if m.overflow = m.overflow || len(m.body)+len(p) > maxAnswer; !m.overflow {
-			m.body = append(m.body, p...)
-		}
+		m.hold(p, maxAnswer)
 		return
 	}
 	for {
 		i := bytes.IndexByte(p, '\n')
 		if i < 0 {
-			m.hold(p)
+			m.hold(p, maxEvent)
 			return
 		}
 		line := p[:i]
-		if len(m.line) > 0 || m.overflow {
-			m.hold(line)
-			line = m.line
+		if len(m.held) > 0 || m.overflow {
+			m.hold(line, maxEvent)
+			line = m.held
 		}
 		if !m.overflow {
 			m.event(line)
 		}
-		m.line, m.overflow = m.line[:0], false
+		m.held, m.overflow = m.held[:0], false
 		p = p[i+1:]
 	}
 }
 
-func (m *meter) hold(p []byte) {
-	if m.overflow = m.overflow || len(m.line)+len(p) > maxEvent; !m.overflow {
-		m.line = append(m.line, p...)
+// hold keeps a piece of a line or of an answer until the rest is there, within what the machine may make us hold.
+func (m *meter) hold(p []byte, most int) {
+	need := int64(len(m.held) + len(p))
+	if need > int64(most) {
+		m.overflow = true
+	}
+	if need > m.taken && m.memory != nil && !m.overflow {
+		more := max(need-m.taken, holdStep)
+		if m.overflow = !m.memory.TryAcquire(more); !m.overflow {
+			m.taken += more
+		}
+	}
+	if !m.overflow {
+		m.held = append(m.held, p...)
+	}
+}
+
+// holdStep is how much of a machine's memory is taken at once, in bytes.
+const holdStep = 64 << 10
+
+// close gives back what was held.
+func (m *meter) close() {
+	m.held = nil
+	if m.taken > 0 {
+		m.memory.Release(m.taken)
+		m.taken = 0
 	}
 }
 
@@ -78,11 +102,12 @@ func (m *meter) event(line []byte) {
 
 // end tells that the answer ended, in order or not, and completes a usage row.
 func (m *meter) end(inOrder bool, row *journal.Usage) {
-	if m.stream && len(m.line) > 0 && !m.overflow {
-		m.event(m.line)
-	}
-	if !m.stream && !m.overflow {
-		m.decode(m.body)
+	switch {
+	case m.overflow:
+	case m.stream:
+		m.event(m.held)
+	default:
+		m.decode(m.held)
 		m.final = m.final || m.seen
 	}
 	if m.provider == Google && inOrder && m.seen {

@@ -5,13 +5,15 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/semaphore"
+
 	"managoat/internal/broker/journal"
 )
 
 const sse = "text/event-stream; charset=utf-8"
 
 func meterAll(provider, contentType, text string, piece int, inOrder bool) journal.Usage {
-	m := newMeter(provider, contentType)
+	m := newMeter(provider, contentType, semaphore.NewWeighted(heldMemory))
 	for len(text) > 0 {
 		n := min(piece, len(text))
 		m.add([]byte(text[:n]))
@@ -87,13 +89,13 @@ func text(t *testing.T, row journal.Usage) string {
 // A hostile provider must not make the meter hold the stream.
 func TestALineThatNeverEndsIsNotHeld(t *testing.T) {
 	t.Parallel()
-	m := newMeter(Anthropic, sse)
+	m := newMeter(Anthropic, sse, semaphore.NewWeighted(heldMemory))
 	piece := []byte(strings.Repeat("x", 1<<20))
 	for range 3 * maxEvent >> 20 {
 		m.add(piece)
 	}
-	if len(m.line) > maxEvent {
-		t.Errorf("%d bytes are held", len(m.line))
+	if len(m.held) > maxEvent {
+		t.Errorf("%d bytes are held", len(m.held))
 	}
 	m.add([]byte("\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":3}}\n"))
 	var row journal.Usage
@@ -101,11 +103,28 @@ func TestALineThatNeverEndsIsNotHeld(t *testing.T) {
 	if row.OutputTokens != 3 || row.Completeness != journal.Complete {
 		t.Errorf("after it: %+v", row)
 	}
-	j := newMeter(OpenAI, "application/json")
+	memory := semaphore.NewWeighted(heldMemory)
+	j := newMeter(OpenAI, "application/json", memory)
 	for range 2 * maxAnswer >> 20 {
 		j.add(piece)
 	}
-	if len(j.body) > maxAnswer {
-		t.Errorf("%d bytes are held", len(j.body))
+	if len(j.held) > maxAnswer {
+		t.Errorf("%d bytes are held", len(j.held))
+	}
+	// Many answers at once share what the machine may make us hold.
+	for range 10 {
+		more := newMeter(OpenAI, "application/json", memory)
+		defer more.close()
+		for range maxAnswer >> 20 {
+			more.add(piece)
+		}
+		more.add([]byte("}"))
+	}
+	if memory.TryAcquire(maxAnswer) {
+		t.Error("ten large answers were held as if each were the only one")
+	}
+	j.close()
+	if !memory.TryAcquire(maxAnswer - holdStep) {
+		t.Error("what was held is not given back")
 	}
 }
