@@ -31,6 +31,9 @@ func main() {
 		shim.Main(os.Args[1:])
 	case boot.Name:
 		boot.Main([]string{guestName, "root"})
+	case boot.NetworkName:
+		fmt.Fprintln(os.Stderr, boot.Network(os.Args[1:]))
+		os.Exit(1)
 	case boot.HoldName:
 		time.Sleep(boot.HoldPeriod)
 	case sudo.Name:

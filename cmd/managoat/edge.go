@@ -8,6 +8,7 @@ import (
 
 	"managoat/handlers"
 	"managoat/handlers/api"
+	"managoat/handlers/web"
 )
 
 // edge puts the table of routes over the services.
@@ -26,6 +27,12 @@ func edge(b *base, s *services, proxies []*net.IPNet) http.Handler {
 		Conversations: api.Conversations{Service: s.conversations, Reader: s.reader, Ledger: s.ledger},
 		Account:       api.Account{Reader: s.reader},
 	})
-	e, _ := handlers.New(handlers.Config{DB: b.db, Auth: s.identity, Routes: routes, Log: slog.Default(), TrustedProxies: proxies, Version: version})
+	console := web.New(web.Options{
+		Identity: s.identity, Environments: s.environments, Vaults: s.vaults, Agents: s.agents, Inference: s.inference, Workspaces: s.workspaces,
+		Conversations: s.conversations, Files: s.files, Ledger: s.ledger, Audit: s.audit, Reader: s.reader,
+		SessionCookie: handlers.SessionCookie, Providers: b.cfg.SandboxProviders, DefaultProvider: b.cfg.SandboxProvider, Version: version,
+	})
+	e, _ := handlers.New(handlers.Config{DB: b.db, Auth: s.identity, Routes: append(routes, handlers.PageRoutes(console)...), Log: slog.Default(),
+		TrustedProxies: proxies, ErrorPage: console.ErrorPage, Version: version})
 	return e
 }
