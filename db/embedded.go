@@ -34,8 +34,9 @@ const (
 
 // StartEmbedded starts PostgreSQL on dir, makes the cluster when it is new, and adopts a server that is already
 // running there (left by a killed server of ours). binDir is where the binaries lie; see FindBinaries. Root runs it
-// as an unprivileged user, since PostgreSQL refuses to run as root.
-func StartEmbedded(ctx context.Context, dir, binDir string) (*Embedded, error) {
+// as an unprivileged user, since PostgreSQL refuses to run as root. settings are further ones of the server
+// ("fsync=off"), for tests.
+func StartEmbedded(ctx context.Context, dir, binDir string, settings ...string) (*Embedded, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func StartEmbedded(ctx context.Context, dir, binDir string) (*Embedded, error) {
 		close(e.done)
 		return e, nil
 	}
-	if err := e.start(data, cred); err != nil {
+	if err := e.start(data, cred, settings); err != nil {
 		return nil, err
 	}
 	if err := e.await(ctx); err != nil {
@@ -128,15 +129,19 @@ func (e *Embedded) initdb(ctx context.Context, data string, cred *syscall.Creden
 	return os.Rename(fresh, data)
 }
 
-func (e *Embedded) start(data string, cred *syscall.Credential) error {
+func (e *Embedded) start(data string, cred *syscall.Credential, settings []string) error {
 	log, err := os.OpenFile(filepath.Join(e.dir, "postgres.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd := e.command(cred, "postgres", "-D", data, "-k", e.dir,
-		"-c", "listen_addresses=", "-c", "port=5432", "-c", "unix_socket_permissions=0700",
-		"-c", "max_connections=200", "-c", "shared_buffers=128MB", "-c", "log_min_messages=warning", "-c", "jit=off")
+	settings = append([]string{"listen_addresses=", "port=5432", "unix_socket_permissions=0700", "max_connections=200", "shared_buffers=128MB",
+		"log_min_messages=warning", "jit=off"}, settings...)
+	args := []string{"-D", data, "-k", e.dir}
+	for _, s := range settings {
+		args = append(args, "-c", s)
+	}
+	cmd := e.command(cred, "postgres", args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start postgres: %w", err)

@@ -167,7 +167,7 @@ func ownServer(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	pg, err := db.StartEmbedded(ctx, pgDir, bin)
+	pg, err := db.StartEmbedded(ctx, pgDir, bin, "fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off")
 	if err != nil {
 		return "", err
 	}

@@ -116,6 +116,18 @@ create function due_operations(at_most int)
     $$;
 call own_by_definer('due_operations(int)');
 
+-- Those of them that work on a machine.
+create function due_machine_operations(at_most int)
+    returns table (tenant_id uuid, id uuid)
+    language sql stable security definer set search_path = public, pg_temp
+    as $$
+    select o.tenant_id, o.id from operations o
+    where o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and o.state in ('pending', 'running')
+      and (o.lease_until is null or o.lease_until < now())
+    order by o.created_at limit at_most
+    $$;
+call own_by_definer('due_machine_operations(int)');
+
 -- Operations that a server holds. A server that starts again adopts its own at once: its predecessor is dead, since
 -- the data directory has one user.
 create function held_operations(holder uuid)
