@@ -34,7 +34,7 @@ var (
 	// narrowed are the tables of which the app may not do everything with its rows. Append-only ones tell what happened.
 	narrowed = map[string]string{
 		"tenants":         "SELECT,UPDATE", // accounts are made and deleted by the platform
-		"memberships":     "SELECT", // nobody makes himself a member
+		"memberships":     "SELECT",        // nobody makes himself a member
 		"quotas":          "SELECT,UPDATE",
 		"audit_events":    "INSERT,SELECT",
 		"agent_versions":  "INSERT,SELECT",
