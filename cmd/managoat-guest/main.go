@@ -8,6 +8,7 @@ import (
 	"log"
 	"net"
 	"os"
+	"os/signal"
 	"path"
 	"time"
 
@@ -55,6 +56,8 @@ func guest(root bool) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("not dumpable: %w", err)
 	}
+	// A handler for every signal: without one, those that programs of the machine may send here would end it.
+	signal.Notify(make(chan os.Signal, 1))
 	unix.Umask(0) // files are made with the mode that was asked for
 	for fd := boot.ListenFD; fd < boot.ConfigFD; fd++ {
 		unix.CloseOnExec(fd)

@@ -54,13 +54,34 @@ func Run(t *testing.T, open func(*testing.T) sandbox.Provider) {
 	}
 }
 
-// Report runs every check, one after the other, and tells each result; err is nil for a check that passed.
-func Report(ctx context.Context, p sandbox.Provider, each func(name string, err error)) {
-	for _, c := range Checks() {
-		if ctx.Err() != nil {
-			return
+// Report runs every check, some at a time, and tells each result as it comes, one after the other; err is nil
+// for a check that passed. It returns when all have ended.
+func Report(ctx context.Context, p sandbox.Provider, atOnce int, each func(name string, err error)) {
+	type result struct {
+		name string
+		err  error
+	}
+	results := make(chan result)
+	go func() {
+		defer close(results)
+		var all sync.WaitGroup
+		defer all.Wait()
+		slots := make(chan struct{}, max(atOnce, 1))
+		for _, c := range Checks() {
+			slots <- struct{}{}
+			if ctx.Err() != nil {
+				return
+			}
+			all.Add(1)
+			go func() {
+				defer all.Done()
+				defer func() { <-slots }()
+				results <- result{c.Name, runAlone(ctx, c, p)}
+			}()
 		}
-		each(c.Name, runAlone(ctx, c, p))
+	}()
+	for r := range results {
+		each(r.name, r.err)
 	}
 }
 

@@ -14,9 +14,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"managoat/sandbox"
 	"managoat/sandbox/guest"
@@ -240,13 +239,15 @@ func (b *baseStore) hostLayer(root string) error {
 			return err
 		}
 	}
-	for _, name := range hostVar {
-		if err := copyHost(root, path.Join("var", name)); err != nil {
+	if os.Geteuid() == 0 { // without machine root nothing is installed
+		for _, name := range hostVar {
+			if err := copyHost(root, path.Join("var", name)); err != nil {
+				return err
+			}
+		}
+		if err := packageDirs(root); err != nil {
 			return err
 		}
-	}
-	if err := packageDirs(root); err != nil {
-		return err
 	}
 	for link, target := range map[string]string{"var/run": "/run", "var/lock": "/run/lock", "etc/mtab": "/proc/mounts"} {
 		if err := os.Symlink(target, filepath.Join(root, link)); err != nil {
@@ -353,10 +354,6 @@ func copyDir(from, to string, st fs.FileInfo) error {
 
 // likeness gives a copy the owner, mode and time of its original.
 func likeness(name string, st fs.FileInfo) error {
-	var raw unix.Stat_t
-	if err := unix.Lstat(name, &raw); err != nil {
-		return err
-	}
 	if os.Geteuid() == 0 {
 		uid, gid := owner(st)
 		if err := os.Lchown(name, uid, gid); err != nil {
@@ -367,6 +364,11 @@ func likeness(name string, st fs.FileInfo) error {
 		return err
 	}
 	return os.Chtimes(name, st.ModTime(), st.ModTime())
+}
+
+func owner(st fs.FileInfo) (uid, gid int) {
+	s := st.Sys().(*syscall.Stat_t)
+	return int(s.Uid), int(s.Gid)
 }
 
 // accounts writes the users and groups of a machine: the base's system accounts, and sprite.

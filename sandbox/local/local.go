@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -52,8 +53,6 @@ type Options struct {
 	ExtraCA []byte
 	// Defaults replace zero limits of a Spec. What is zero here too is this package's default.
 	Defaults sandbox.Limits
-	// Unprivileged uses bubblewrap although the server is root.
-	Unprivileged bool
 	// Log gets what nobody waits for; nil discards.
 	Log *slog.Logger
 }
@@ -67,8 +66,7 @@ type Provider struct {
 	groups  *hierarchy
 	base    *baseStore
 	engine  engine
-	probe   sync.Once
-	caps    sandbox.Capabilities
+	probed  atomic.Pointer[sandbox.Capabilities]
 	locks   keyed
 	kids    children
 	usage   usage
@@ -116,10 +114,10 @@ func New(opts Options) (*Provider, error) {
 	}
 	p.base = &baseStore{dir: filepath.Join(dir, "base"), rootfs: opts.Rootfs, sources: opts.AptSources, ca: opts.ExtraCA}
 	p.groups = findHierarchy()
-	if os.Geteuid() == 0 && !opts.Unprivileged {
+	if os.Geteuid() == 0 {
 		p.engine = &namespaces{p}
 	} else {
-		p.engine = &bubblewrap{p: p}
+		p.engine = &bubblewrap{p}
 	}
 	if err := p.sweep(); err != nil {
 		return nil, fmt.Errorf("local provider: %w", err)
@@ -154,14 +152,6 @@ func installGuest(dir string, binary []byte) (string, error) {
 
 // Name is "local".
 func (p *Provider) Name() string { return "local" }
-
-// Capabilities tells what works on this host.
-func (p *Provider) Capabilities(ctx context.Context) (sandbox.Capabilities, error) {
-	if err := p.ready(ctx); err != nil {
-		return p.caps, err
-	}
-	return p.caps, nil
-}
 
 func (p *Provider) limits(l sandbox.Limits) sandbox.Limits {
 	pick := func(values ...int64) int64 {

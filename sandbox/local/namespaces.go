@@ -37,7 +37,7 @@ var writable = []string{layerRoot, layerUsr, layerLocal}
 
 // tools are the names under which the guest's binary can be called inside a machine, in
 // /usr/local/lib/managoat, and the links to them in /usr/local/bin.
-var tools = []struct{ name, link string }{{"sudo", "sudo"}, {"managoat", "managoat"}, {"bash", ""}, {"sh", ""}}
+var tools = []struct{ name, link string }{{"sudo", "sudo"}, {"managoat", "managoat"}, {"bash", ""}, {"sh", ""}, {"managoat-guest", ""}}
 
 const toolsTarget = "/usr/local/lib/managoat"
 
@@ -349,7 +349,7 @@ func idMapped(dir string, ids *os.File, flags uint64) (int, error) {
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | flags, Userns_fd: uint64(ids.Fd())}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, attr); err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("map ids: %w", err)
+		return -1, fmt.Errorf("%w: %w", errIDMap, err)
 	}
 	return fd, nil
 }

@@ -57,8 +57,15 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 	if !ok {
 		return p.awaitGuest(ctx, m)
 	}
-	defer lock.Close()
-	if err := p.start(ctx, m, lock); err != nil {
+	err = p.start(ctx, m, lock)
+	lock.Close() // the machine holds it now, or nobody
+	if err != nil {
+		// Whoever called may be gone; what was begun is ended all the same.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		if cerr := p.end(ctx, m, false); cerr != nil {
+			p.log.Error("local provider: a failed start left something", "machine", m.Name, "error", cerr)
+		}
 		return failed(op, "the machine did not start", err)
 	}
 	return nil
@@ -80,9 +87,9 @@ func (p *Provider) awaitGuest(ctx context.Context, m *machine) error {
 	}
 }
 
-func (p *Provider) start(ctx context.Context, m *machine, lock *os.File) (err error) {
+func (p *Provider) start(ctx context.Context, m *machine, lock *os.File) error {
 	// What the last run left must be gone entirely: two mounts of one upper layer would destroy it.
-	if err := p.clear(ctx, m); err != nil {
+	if err := p.end(ctx, m, true); err != nil {
 		return err
 	}
 	listener, err := m.listen()
@@ -102,16 +109,6 @@ func (p *Provider) start(ctx context.Context, m *machine, lock *os.File) (err er
 		return err
 	}
 	g := p.groups.group(l.Group)
-	defer func() {
-		if err != nil {
-			// Whoever called may be gone; what was begun is ended all the same.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
-			defer cancel()
-			if cerr := p.end(ctx, m, true); cerr != nil {
-				p.log.Error("local provider: a failed start left something", "machine", m.Name, "error", cerr)
-			}
-		}
-	}()
 	if err := g.create(m.Limits); err != nil {
 		return err
 	}
@@ -275,9 +272,9 @@ func (p *Provider) lastLife(ctx context.Context, m *machine) (life, bool, error)
 	return l, true, nil
 }
 
-// end kills everything of a machine's run. With wait it returns when the kernel is done with it, mounts and
-// all; without, when nothing of it can run any more.
-func (p *Provider) end(ctx context.Context, m *machine, wait bool) error {
+// end kills everything of a machine's run and returns when the kernel is done with it, mounts and all. locked
+// says that the caller holds the machine's lock.
+func (p *Provider) end(ctx context.Context, m *machine, locked bool) error {
 	l, any, err := p.lastLife(ctx, m)
 	if err != nil || !any {
 		return err
@@ -289,24 +286,18 @@ func (p *Provider) end(ctx context.Context, m *machine, wait bool) error {
 	}
 	if fd >= 0 {
 		defer unix.Close(fd)
-		g.kill()
-		if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("kill: %w", err)
-		}
-		if g.frozen() { // version 1 does not even kill what is frozen
-			if err := g.freeze(false); err != nil {
-				return fmt.Errorf("resume a frozen machine to end it: %w", err)
-			}
+		if err := kill(fd, g); err != nil {
+			return err
 		}
 		if err := awaitEnd(ctx, fd); err != nil {
 			return err
 		}
-		p.kids.reap()
-	} else if running, err := m.running(); err != nil || running {
-		if err == nil {
-			err = errors.New("its first process is not known")
+	}
+	p.kids.reap()
+	if !locked {
+		if err := m.awaitFree(ctx, fd >= 0); err != nil {
+			return err
 		}
-		return fmt.Errorf("the machine runs and cannot be ended: %w", err)
 	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -324,8 +315,19 @@ func (p *Provider) end(ctx context.Context, m *machine, wait bool) error {
 	return nil
 }
 
-// clear makes sure that nothing of an earlier run is left.
-func (p *Provider) clear(ctx context.Context, m *machine) error { return p.end(ctx, m, true) }
+// kill ends a machine's first process, and with it all others.
+func kill(pidfd int, g group) error {
+	g.kill()
+	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill: %w", err)
+	}
+	if g.frozen() { // version 1 does not even kill what is frozen
+		if err := g.freeze(false); err != nil {
+			return fmt.Errorf("resume a frozen machine to end it: %w", err)
+		}
+	}
+	return nil
+}
 
 // awaitEnd waits for a process to end.
 func awaitEnd(ctx context.Context, pidfd int) error {
@@ -340,6 +342,25 @@ func awaitEnd(ctx context.Context, pidfd int) error {
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("the machine's end takes long: %w", ctx.Err())
+		}
+	}
+}
+
+// awaitFree waits until nobody holds the machine's lock: bwrap ends a moment after what it started. Without
+// a process that was ended there is nothing to wait for.
+func (m *machine) awaitFree(ctx context.Context, ended bool) error {
+	for {
+		running, err := m.running()
+		if err != nil || !running {
+			return err
+		}
+		if !ended {
+			return errors.New("the machine runs, but its first process is not known")
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the machine's lock is held although its first process has ended: %w", ctx.Err())
+		case <-time.After(time.Millisecond):
 		}
 	}
 }
@@ -385,7 +406,7 @@ func (p *Provider) Destroy(ctx context.Context, id string) error {
 	defer unlock()
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	if err := p.end(ctx, m, true); err != nil {
+	if err := p.end(ctx, m, false); err != nil {
 		return failed(op, "the machine did not stop", err)
 	}
 	var suffix [6]byte
@@ -507,7 +528,7 @@ func (p *Provider) Stats(ctx context.Context, id string) (sandbox.Stats, error) 
 		return sandbox.Stats{}, err
 	}
 	s := sandbox.Stats{DiskLimit: m.Limits.DiskBytes, MeasuredAt: time.Now()}
-	if p.caps.MemoryLimit {
+	if caps := p.probed.Load(); caps != nil && caps.MemoryLimit {
 		s.MemoryLimit = m.Limits.MemoryBytes
 	}
 	running, err := m.running()

@@ -22,6 +22,9 @@ import (
 // Name is argv[0] of the guest's binary in this mode.
 const Name = "managoat-boot"
 
+// NetworkName is argv[0] of the guest's binary where bubblewrap makes the machine: see Network.
+const NetworkName = "managoat-network"
+
 // HoldName is argv[0] of the guest's binary when it only has to exist: the provider takes a user namespace
 // from it and kills it, which it must do within HoldPeriod.
 const (
@@ -203,6 +206,17 @@ func pivot(root string) error {
 		return fmt.Errorf("unmount the host's root: %w", err)
 	}
 	return os.Chdir("/")
+}
+
+// Network prepares the network namespace it was started in and becomes the given program.
+func Network(argv []string) error {
+	if err := unix.CloseRange(ConfigFD+1, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close descriptors: %w", err)
+	}
+	if err := network(); err != nil {
+		return err
+	}
+	return fmt.Errorf("start %s: %w", argv[0], unix.Exec(argv[0], argv, os.Environ()))
 }
 
 // network brings loopback up, the only interface there is, and lets the guest, which is not root, listen on
