@@ -354,7 +354,7 @@ func TestAProbeWaitsForTheGuestAndSaysWhatIsWrong(t *testing.T) {
 	if err == nil || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a guest that is not there: %v", err)
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	if err := h.Probe(ctx, missing.ID); err == nil || !strings.Contains(err.Error(), "no-guest") {
 		t.Errorf("the reason is missing: %v", err)
@@ -482,24 +482,13 @@ func TestAProcessThatNobodyNeedsEnds(t *testing.T) {
 	if err := c.PutMachine(t.Context(), box.spec); err != nil {
 		t.Fatal(err)
 	}
-	pid := (&host{Client: c}).process(t).Pid
+	if err := c.Probe(t.Context(), box.spec.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.RemoveMachine(t.Context(), box.spec.ID); err != nil {
+		t.Fatal(err)
+	}
 	c.Close()
-	// It has a machine: a server that comes back finds it, however late.
-	select {
-	case <-time.After(time.Second):
-	case <-t.Context().Done():
-	}
-	again, err := Connect(t.Context(), dir, ClientOptions{Spawn: start, Sink: newStore(), Log: quiet()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if now := (&host{Client: again}).process(t).Pid; now != pid {
-		t.Fatal("a process with a machine ended")
-	}
-	if err := again.RemoveMachine(t.Context(), box.spec.ID); err != nil {
-		t.Fatal(err)
-	}
-	again.Close()
 	eventually(t, "the process ends", func() bool {
 		lock, err := tryLockDir(dir)
 		if err == nil {
@@ -507,6 +496,24 @@ func TestAProcessThatNobodyNeedsEnds(t *testing.T) {
 		}
 		return err == nil
 	})
+}
+
+func TestAProcessIsNeededAsLongAsItHasAMachineOrAServer(t *testing.T) {
+	t.Parallel()
+	long, short := time.Now().Add(-time.Hour), time.Now()
+	for name, c := range map[string]struct {
+		p    *process
+		want bool
+	}{
+		"a machine":              {&process{machines: map[uuid.UUID]*machine{{}: nil}, lastCall: long}, false},
+		"a server that waits":    {&process{calls: 1, lastCall: long}, false},
+		"a server that just was": {&process{lastCall: short}, false},
+		"nobody":                 {&process{lastCall: long}, true},
+	} {
+		if got := c.p.needless(time.Minute); got != c.want {
+			t.Errorf("%s: needless %v", name, got)
+		}
+	}
 }
 
 func TestAProcessThatDoesNotLastIsNotStartedInAHurry(t *testing.T) {
@@ -524,17 +531,20 @@ func TestAProcessThatDoesNotLastIsNotStartedInAHurry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const enough = 5
 	began := time.Now()
-	for time.Since(began) < time.Second {
+	eventually(t, "it is started again and again", func() bool {
 		if p, err := c.hello(t.Context()); err == nil {
 			syscall.Kill(p.PID, syscall.SIGKILL)
 		}
-	}
+		mu.Lock()
+		defer mu.Unlock()
+		return starts >= enough
+	})
 	c.Close()
-	mu.Lock()
-	defer mu.Unlock()
-	if starts < 3 || starts > 12 {
-		t.Errorf("%d starts in a second", starts)
+	// The first loss is made good at once, the others after 1, 2 and 4 times the first pause.
+	if took, least := time.Since(began), 7*retryFirst; took < least {
+		t.Errorf("%d starts in %s, want at least %s between them", enough, took, least)
 	}
 }
 
