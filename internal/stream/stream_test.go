@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -21,6 +20,7 @@ import (
 	"managoat/internal/refusal"
 	"managoat/internal/stream"
 	"managoat/internal/transcript"
+	"managoat/internal/transcript/transcripttest"
 )
 
 // process is what one server has: its own pool, hub, writer and reader on the test's database.
@@ -53,23 +53,8 @@ func newProcess(tb testing.TB, d *dbtest.Database) *process {
 	return p
 }
 
-// conversation makes one with the fewest rows that the schema allows.
 func conversation(tb testing.TB, d *dbtest.Database, tenantID uuid.UUID) uuid.UUID {
-	tb.Helper()
-	id := uuid.Must(uuid.NewV7())
-	conn := d.Owner(tb)
-	for _, sql := range []string{
-		"insert into environments (tenant_id, id, name) values ($1, $2, 'e ' || $2::uuid::text)",
-		"insert into workspaces (tenant_id, id, name, environment_id, provider, status) values ($1, $2, 'w ' || $2::uuid::text, $2, 'local', 'ready')",
-		"insert into agent_versions (tenant_id, agent_id, version, config) values ($1, $2, 1, '{}')",
-		"insert into conversations (tenant_id, id, agent_id, agent_version, workspace_id, runtime, cwd) values ($1, $2, $2, 1, $2, 'acp', '/home/sprite')",
-		"insert into conversation_heads (tenant_id, conversation_id) values ($1, $2)",
-	} {
-		if _, err := conn.Exec(context.Background(), sql, tenantID, id); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	return id
+	return transcripttest.Conversation(tb, d, tenantID)
 }
 
 func notice(n int) transcript.Row {
@@ -132,7 +117,7 @@ func TestReplayAndLiveGiveEveryRowOnceInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := p.writer.Sync(ctx, id); err != nil {
+	if err := p.writer.Sync(ctx, tenantID, id); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
@@ -212,136 +197,6 @@ func TestALostListenConnectionLosesNothing(t *testing.T) {
 		n++
 	}
 	t.Fatalf("the stream ended after %d rows", n)
-}
-
-func TestALockedConversationHoldsUpNobodyElse(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	p := newProcess(t, d)
-	tenantID := d.Account(t)
-	stuck := conversation(t, d, tenantID)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	owner := d.Owner(t)
-	tx, err := owner.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(ctx, "select 1 from conversation_heads where conversation_id = $1 for update", stuck); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 5 {
-		if err := p.writer.Queue(ctx, tenantID, stuck, notice(i)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 8 { // some share the stuck one's writer
-		id := conversation(t, d, tenantID)
-		if _, err := p.writer.Append(ctx, tenantID, id, notice(0)); err != nil {
-			t.Fatalf("beside a locked conversation: %v", err)
-		}
-	}
-	if err := tx.Rollback(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.writer.Sync(ctx, stuck); err != nil {
-		t.Fatal(err)
-	}
-	inOrder(t, collect(t, p, stream.Query{TenantID: tenantID, ConversationID: stuck, Wait: true}, 5), 0)
-}
-
-func TestARefusedRowTakesNoOtherWithIt(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	p := newProcess(t, d)
-	tenantID := d.Account(t)
-	id, other := conversation(t, d, tenantID), conversation(t, d, tenantID)
-	ctx := context.Background()
-	stale := errors.New("another owner")
-	bad := notice(0)
-	bad.Within = func(context.Context, db.Tx) error { return stale }
-	var wg sync.WaitGroup
-	for i := range 20 {
-		wg.Go(func() {
-			if _, err := p.writer.Append(ctx, tenantID, other, notice(i)); err != nil {
-				t.Error(err)
-			}
-		})
-		wg.Go(func() {
-			if _, err := p.writer.Append(ctx, tenantID, id, bad); !errors.Is(err, stale) {
-				t.Errorf("a fenced row answered %v", err)
-			}
-		})
-	}
-	wg.Wait()
-	rows, more, err := p.reader.List(ctx, stream.Query{TenantID: tenantID, ConversationID: id}, 10)
-	if err != nil || len(rows) != 0 || more {
-		t.Fatalf("%d rows, more %v, %v", len(rows), more, err)
-	}
-	if _, err := p.writer.Append(ctx, tenantID, uuid.New(), notice(0)); err == nil {
-		t.Fatal("a row of a conversation that is not there was taken")
-	}
-}
-
-func TestChunksOfOneMessageAreJoinedAndKeepTheirOrder(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	p := newProcess(t, d)
-	tenantID := d.Account(t)
-	id := conversation(t, d, tenantID)
-	ctx := context.Background()
-	chunk := func(message, text string) {
-		t.Helper()
-		if err := p.writer.Queue(ctx, tenantID, id, transcript.Row{Type: transcript.Message, Body: transcript.MessageBody{MessageID: message, Text: text}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var want strings.Builder
-	for i := range 400 {
-		s := fmt.Sprintf("%d ", i)
-		want.WriteString(s)
-		chunk("a", s)
-	}
-	chunk("b", "other")
-	if _, err := p.writer.Append(ctx, tenantID, id, notice(1)); err != nil {
-		t.Fatal(err)
-	}
-	rows, _, err := p.reader.List(ctx, stream.Query{TenantID: tenantID, ConversationID: id}, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got strings.Builder
-	for _, r := range rows[:len(rows)-2] {
-		var b transcript.MessageBody
-		if err := json.Unmarshal(r.Body, &b); err != nil || b.MessageID != "a" {
-			t.Fatalf("%s, %v", r.Body, err)
-		}
-		got.WriteString(b.Text)
-	}
-	if got.String() != want.String() {
-		t.Fatalf("the pieces are %q", got.String())
-	}
-	if len(rows) > 200 {
-		t.Fatalf("400 chunks at once made %d rows", len(rows))
-	}
-	if rows[len(rows)-2].Type != transcript.Message || rows[len(rows)-1].Type != transcript.Notice {
-		t.Fatal("a queued chunk came after the row that was appended after it")
-	}
-}
-
-func TestNULInABodyIsStoredAsItsPictureAndNothingElseChanges(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	p := newProcess(t, d)
-	tenantID := d.Account(t)
-	id := conversation(t, d, tenantID)
-	if _, err := p.writer.Append(context.Background(), tenantID, id, transcript.Row{Type: transcript.Notice, Body: transcript.NoticeBody{Text: "a\x00b \\u0000 🙂"}}); err != nil {
-		t.Fatal(err)
-	}
-	rows, _, err := p.reader.List(context.Background(), stream.Query{TenantID: tenantID, ConversationID: id}, 1)
-	if err != nil || said(rows[0]) != "a\u2400b \\u0000 🙂" {
-		t.Fatalf("%+v, %v", rows, err)
-	}
 }
 
 func TestAFilterGivesTheSameRowsInListsReplayAndLive(t *testing.T) {

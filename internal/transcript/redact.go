@@ -66,10 +66,11 @@ func (r *Redactor) change(values func() bool) {
 	r.find.Store(newAutomaton(patterns))
 }
 
-// Text masks every secret in a whole text.
+// Text masks every secret in a whole text, and its end when that is more than half of one.
 func (r *Redactor) Text(s string) string {
-	spans, _ := r.find.Load().scan(s)
-	return mask(s, spans)
+	a := r.find.Load()
+	spans, at := a.scan(s)
+	return mask(s, a.most(spans, at, len(s)))
 }
 
 // Bytes masks every secret in data that is not necessarily text.

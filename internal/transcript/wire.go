@@ -1,6 +1,7 @@
 package transcript
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -68,17 +69,29 @@ var wireStages = map[string]string{
 	"machine": "provision", "environment": "configuration", "repositories": "clone", "setup_script": "setup", "home": "configuration", "adapter": "session", "snapshot": "checkpoint",
 }
 
+// acpStatus are the protocol's names of our statuses of tool calls; those that are missing have the same name.
+var acpStatus = map[string]string{"running": "in_progress", "interrupted": "failed"}
+
+func renamed(names map[string]string, name string) string {
+	if other, ok := names[name]; ok {
+		return other
+	}
+	return name
+}
+
+// bodyOf reads a body. It was written by Row's type, so that it reads; one of another binary leaves fields empty.
+func bodyOf[T any](r Stored) (b T) {
+	_ = json.Unmarshal(r.Body, &b)
+	return b
+}
+
 // StreamOf is the wire's stream of a row: what ?streams= filters by.
 func StreamOf(r Stored) string {
 	switch r.Type {
 	case Message, Thought, Plan, ToolCallType, ToolResult, Usage:
 		return streamACP
 	case ToolOutput:
-		var b ToolOutputBody
-		if json.Unmarshal(r.Body, &b) == nil && b.Stream != "" {
-			return b.Stream
-		}
-		return streamACP
+		return cmp.Or(bodyOf[ToolOutputBody](r).Stream, streamACP)
 	}
 	return kindStage
 }
@@ -86,24 +99,22 @@ func StreamOf(r Stored) string {
 // Wire makes the API's event of a row.
 func Wire(r Stored, v View) Event {
 	e := Event{ID: r.Seq, Seq: r.Seq, Type: r.Type, TurnID: r.TurnID, TurnNumber: r.TurnNumber, TS: r.CreatedAt.UTC(), Body: r.Body}
-	switch s := StreamOf(r); s {
-	case kindStage:
+	if s := StreamOf(r); s == kindStage {
 		e.Kind = kindStage
 		e.Stage, e.State, e.DurationMS = stageOf(r)
-		e.Data = r.Raw
-		if e.Data == "" {
-			e.Data = string(r.Body)
-		}
-	default:
+	} else {
 		e.Kind, e.Stream = kindOutput, s
-		e.Data = r.Raw
-		if e.Data == "" {
-			e.Data = line(r)
-		}
 	}
 	if !v.Raw {
-		e.Data = ""
 		return e
+	}
+	switch {
+	case e.Kind == kindStage:
+		e.Data = string(r.Body)
+	case r.Raw != "":
+		e.Data = r.Raw
+	default:
+		e.Data = line(r)
 	}
 	if v.Blocks {
 		e.Blocks = blocks(r)
@@ -119,86 +130,63 @@ func stageOf(r Stored) (stage, state string, ms *int64) {
 		return "request", "started", nil
 	case PermissionResolved:
 		return "request", "done", nil
-	case Notice, Error:
+	case Notice:
 		return "notice", "done", nil
+	case Error:
+		return "notice", "failed", nil
 	}
-	var b StageBody
-	if json.Unmarshal(r.Body, &b) != nil {
-		return "", "", nil
-	}
-	stage = b.Stage
-	if name, ok := wireStages[stage]; ok {
-		stage = name
-	}
+	b := bodyOf[StageBody](r)
 	if b.DurationMS > 0 {
 		ms = &b.DurationMS
 	}
-	return stage, b.State, ms
+	return renamed(wireStages, b.Stage), b.State, ms
 }
 
-// line makes the protocol line of a row that has none of its own: joined chunks, and output that our guest saw.
+// line makes the protocol line of a row that has none of its own: joined chunks, and what our guest saw.
 func line(r Stored) string {
-	content := func(text string) map[string]any { return map[string]any{"type": "text", "text": text} }
-	update := map[string]any{}
-	switch r.Type {
-	case Message, Thought:
-		var b MessageBody
-		if json.Unmarshal(r.Body, &b) != nil {
-			return ""
-		}
-		update["sessionUpdate"] = map[string]string{Message: "agent_message_chunk", Thought: "agent_thought_chunk"}[r.Type]
-		update["content"] = content(b.Text)
+	type object = map[string]any
+	text := func(s string) object { return object{"type": "text", "text": s} }
+	chunk := func(kind string, b MessageBody) object {
+		u := object{"sessionUpdate": kind, "content": text(b.Text)}
 		if b.MessageID != "" {
-			update["messageId"] = b.MessageID
+			u["messageId"] = b.MessageID
 		}
+		return u
+	}
+	var update object
+	switch r.Type {
+	case Message:
+		update = chunk("agent_message_chunk", bodyOf[MessageBody](r))
+	case Thought:
+		update = chunk("agent_thought_chunk", bodyOf[MessageBody](r))
 	case ToolOutput:
-		var b ToolOutputBody
-		if json.Unmarshal(r.Body, &b) != nil {
-			return ""
-		}
+		b := bodyOf[ToolOutputBody](r)
 		if b.Stream != "" {
 			return b.Text // stdout and stderr are what was printed
 		}
-		update["sessionUpdate"], update["toolCallId"] = "tool_call_update", b.ID
-		update["content"] = []any{map[string]any{"type": "content", "content": content(b.Text)}}
-	case ToolResult:
-		var b ToolResultBody
-		if json.Unmarshal(r.Body, &b) != nil {
-			return ""
-		}
-		status := b.Status
-		if status != "completed" {
-			status = "failed"
-		}
-		update["sessionUpdate"], update["toolCallId"], update["status"] = "tool_call_update", b.ID, status
-		update["content"] = []any{map[string]any{"type": "content", "content": content(b.Output)}}
+		update = object{"sessionUpdate": "tool_call_update", "toolCallId": b.ID, "content": []object{{"type": "content", "content": text(b.Text)}}}
 	case ToolCallType:
-		var b ToolCallBody
-		if json.Unmarshal(r.Body, &b) != nil {
-			return ""
-		}
-		update["sessionUpdate"], update["toolCallId"], update["title"], update["kind"], update["status"] = "tool_call", b.ID, b.Title, b.ToolKind, b.Status
+		b := bodyOf[ToolCallBody](r)
+		update = object{"sessionUpdate": "tool_call", "toolCallId": b.ID, "title": b.Title, "kind": cmp.Or(b.ToolKind, "other"), "status": renamed(acpStatus, b.Status)}
 		if b.Input != nil {
 			update["rawInput"] = b.Input
 		}
+		if b.Locations != nil {
+			update["locations"] = b.Locations
+		}
+	case ToolResult:
+		b := bodyOf[ToolResultBody](r)
+		update = object{"sessionUpdate": "tool_call_update", "toolCallId": b.ID, "status": renamed(acpStatus, b.Status),
+			"content": []object{{"type": "content", "content": text(b.Output)}}}
 	case Plan:
-		var b PlanBody
-		if json.Unmarshal(r.Body, &b) != nil {
-			return ""
-		}
-		update["sessionUpdate"], update["entries"] = "plan", b.Entries
+		update = object{"sessionUpdate": "plan", "entries": bodyOf[PlanBody](r).Entries}
 	case Usage:
-		var b UsageBody
-		if json.Unmarshal(r.Body, &b) != nil {
-			return ""
-		}
-		update["sessionUpdate"], update["used"], update["size"] = "usage_update", b.ContextUsed, b.ContextSize
-	default:
-		return ""
+		b := bodyOf[UsageBody](r)
+		update = object{"sessionUpdate": "usage_update", "used": b.ContextUsed, "size": b.ContextSize}
 	}
-	out, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "method": "session/update", "params": map[string]any{"update": update}})
+	out, err := json.Marshal(object{"jsonrpc": "2.0", "method": "session/update", "params": object{"sessionId": r.ConversationID, "update": update}})
 	if err != nil {
-		return ""
+		return "" // plain values
 	}
 	return string(out)
 }
@@ -207,50 +195,25 @@ func line(r Stored) string {
 func blocks(r Stored) []Block {
 	switch r.Type {
 	case Prompt:
-		var b PromptBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			return []Block{{Kind: "prompt", Body: b.Text}}
-		}
+		return []Block{{Kind: "prompt", Body: bodyOf[PromptBody](r).Text}}
 	case Message:
-		var b MessageBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			return []Block{{Kind: "text", Body: b.Text}}
-		}
+		return []Block{{Kind: "text", Body: bodyOf[MessageBody](r).Text}}
 	case Thought:
-		var b ThoughtBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			return []Block{{Kind: "thinking", Body: b.Text}}
-		}
+		return []Block{{Kind: "thinking", Body: bodyOf[ThoughtBody](r).Text}}
 	case Plan:
-		var b PlanBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			return []Block{{Kind: "plan", Body: b.Entries}}
-		}
+		return []Block{{Kind: "plan", Body: bodyOf[PlanBody](r).Entries}}
 	case ToolCallType:
-		var b ToolCallBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			name := b.Title
-			if name == "" {
-				name = b.ToolKind
-			}
-			return []Block{{Kind: "tool_use", ID: b.ID, Name: name, Summary: b.Title, Body: b.Input}}
-		}
+		b := bodyOf[ToolCallBody](r)
+		return []Block{{Kind: "tool_use", ID: b.ID, Name: cmp.Or(b.Title, b.ToolKind), Summary: b.Title, Body: b.Input}}
 	case ToolResult:
-		var b ToolResultBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			failed := b.Status != "completed"
-			return []Block{{Kind: "tool_result", ToolID: b.ID, Body: b.Output, Error: &failed}}
-		}
+		b := bodyOf[ToolResultBody](r)
+		failed := b.Status != "completed"
+		return []Block{{Kind: "tool_result", ToolID: b.ID, Body: b.Output, Error: &failed}}
 	case PermissionRequest:
-		var b PermissionRequestBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			return []Block{{Kind: "permission_request", RequestID: b.RequestID, Name: b.Title, Options: b.Options}}
-		}
+		b := bodyOf[PermissionRequestBody](r)
+		return []Block{{Kind: "permission_request", RequestID: b.RequestID, Name: b.Title, Options: b.Options}}
 	case Error:
-		var b ErrorBody
-		if json.Unmarshal(r.Body, &b) == nil {
-			return []Block{{Kind: "error", Body: b.Message}}
-		}
+		return []Block{{Kind: "error", Body: bodyOf[ErrorBody](r).Message}}
 	}
 	return nil
 }

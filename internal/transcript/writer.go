@@ -58,13 +58,16 @@ type Writer struct {
 	empty chan struct{} // there are none, after Close
 
 	mu       sync.Mutex
-	backlogs map[uuid.UUID]*backlog
+	backlogs map[transcriptRef]*backlog
 	sweep    time.Time
 }
 
+// transcriptRef names a conversation of an account. Both count: a row for another account's conversation finds none.
+type transcriptRef struct{ tenantID, conversationID uuid.UUID }
+
 // NewWriter starts the writers. Close ends them.
 func NewWriter(d *db.DB, notify Notifier, log *slog.Logger) *Writer {
-	w := &Writer{db: d, notify: notify, log: log, closed: make(chan struct{}), empty: make(chan struct{}, 1), backlogs: map[uuid.UUID]*backlog{}, sweep: time.Now()}
+	w := &Writer{db: d, notify: notify, log: log, closed: make(chan struct{}), empty: make(chan struct{}, 1), backlogs: map[transcriptRef]*backlog{}, sweep: time.Now()}
 	w.ctx, w.stop = context.WithCancel(context.Background())
 	for i := range w.shards {
 		w.shards[i] = &shard{w: w, kick: make(chan struct{}, 1)}
@@ -115,14 +118,14 @@ func (w *Writer) Queue(ctx context.Context, tenantID, conversationID uuid.UUID, 
 
 // Sync waits until every row that was queued for the conversation is committed or refused, and returns what went wrong
 // with one.
-func (w *Writer) Sync(ctx context.Context, conversationID uuid.UUID) error {
+func (w *Writer) Sync(ctx context.Context, tenantID, conversationID uuid.UUID) error {
 	w.mu.Lock()
-	b := w.backlogs[conversationID]
+	b := w.backlogs[transcriptRef{tenantID, conversationID}]
 	w.mu.Unlock()
 	if b == nil {
 		return nil
 	}
-	if _, err := w.await(ctx, b.tenantID, conversationID, &entry{}, 0); err != nil {
+	if _, err := w.await(ctx, tenantID, conversationID, &entry{}, 0); err != nil {
 		return err
 	}
 	return b.trouble(true)
@@ -163,8 +166,10 @@ func (w *Writer) await(ctx context.Context, tenantID, conversationID uuid.UUID, 
 func (w *Writer) Forget(conversationID uuid.UUID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if b := w.backlogs[conversationID]; b != nil && b.unused(time.Now()) {
-		delete(w.backlogs, conversationID)
+	for ref, b := range w.backlogs {
+		if ref.conversationID == conversationID && b.unused(time.Now()) {
+			delete(w.backlogs, ref)
+		}
 	}
 }
 
@@ -212,19 +217,20 @@ func (w *Writer) backlog(tenantID, conversationID uuid.UUID) (*backlog, error) {
 	now := time.Now()
 	if now.Sub(w.sweep) > keepIdle {
 		w.sweep = now
-		for id, b := range w.backlogs {
+		for ref, b := range w.backlogs {
 			if b.unused(now.Add(-keepIdle)) {
-				delete(w.backlogs, id)
+				delete(w.backlogs, ref)
 			}
 		}
 	}
-	b := w.backlogs[conversationID]
+	ref := transcriptRef{tenantID, conversationID}
+	b := w.backlogs[ref]
 	if b == nil {
 		h := fnv.New32a()
 		h.Write(conversationID[:])
 		b = &backlog{tenantID: tenantID, id: conversationID, shard: w.shards[h.Sum32()%writers],
 			room: semaphore.NewWeighted(backlogBytes), next: map[chunkKey]time.Time{}}
-		w.backlogs[conversationID] = b
+		w.backlogs[ref] = b
 	}
 	b.mu.Lock()
 	b.used = now

@@ -1,0 +1,827 @@
+package transcript_test
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"managoat/db"
+	"managoat/db/dbtest"
+	"managoat/internal/secret"
+	"managoat/internal/transcript"
+	"managoat/internal/transcript/transcripttest"
+)
+
+// bell counts what followers are told.
+type bell struct{ rung atomic.Int64 }
+
+func (b *bell) Conversation(uuid.UUID, uuid.UUID) { b.rung.Add(1) }
+
+func newWriter(tb testing.TB, d *db.DB) *transcript.Writer {
+	tb.Helper()
+	w := transcript.NewWriter(d, &bell{}, slog.New(slog.DiscardHandler))
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		w.Close(ctx)
+	})
+	return w
+}
+
+func soon(tb testing.TB) context.Context {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	tb.Cleanup(cancel)
+	return ctx
+}
+
+func note(text string) transcript.Row {
+	return transcript.Row{Type: transcript.Notice, Body: transcript.NoticeBody{Code: "test", Text: text}}
+}
+
+func said(message, text string) transcript.Row {
+	return transcript.Row{Type: transcript.Message, Body: transcript.MessageBody{MessageID: message, Text: text}}
+}
+
+func printed(stream, text string) transcript.Row {
+	return transcript.Row{Type: transcript.ToolOutput, Body: transcript.ToolOutputBody{ID: "call", Stream: stream, Text: text}}
+}
+
+type row struct {
+	Seq  int64
+	Type string
+	Body json.RawMessage
+	Raw  string
+}
+
+func (r row) text(tb testing.TB) string {
+	tb.Helper()
+	var b struct{ Text string }
+	if err := json.Unmarshal(r.Body, &b); err != nil {
+		tb.Fatal(err)
+	}
+	return b.Text
+}
+
+// rows reads a transcript as the owner of the database, past every rule, and checks that its numbers have no gap.
+func rows(tb testing.TB, d *dbtest.Database, id uuid.UUID) []row {
+	tb.Helper()
+	got, err := d.Owner(tb).Query(context.Background(), "select seq, type, body, raw from events where conversation_id = $1 order by seq", id)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	all, err := pgx.CollectRows(got, pgx.RowToStructByPos[row])
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for i, r := range all {
+		if r.Seq != int64(i+1) {
+			tb.Fatalf("row %d has the number %d", i+1, r.Seq)
+		}
+	}
+	return all
+}
+
+// held locks the counter of a transcript until release is called.
+func held(tb testing.TB, d *dbtest.Database, id uuid.UUID) (release func()) {
+	tb.Helper()
+	tx, err := d.Owner(tb).Begin(context.Background())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := tx.Exec(context.Background(), "select 1 from conversation_heads where conversation_id = $1 for update", id); err != nil {
+		tb.Fatal(err)
+	}
+	return func() {
+		if err := tx.Rollback(context.Background()); err != nil {
+			tb.Error(err)
+		}
+	}
+}
+
+// Sequence numbers that are taken in one order and committed in another let a follower's cursor pass over a row. The
+// counter's lock makes the second wait for the first, and a transaction that fails leaves no gap.
+func TestTheOrderOfNumbersIsTheOrderOfCommits(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	first, second := make(chan error, 1), make(chan error, 1)
+	wrote, commit := make(chan struct{}), make(chan error)
+	go func() {
+		first <- d.InTenant(ctx, tenantID, func(tx db.Tx) error {
+			if _, err := w.AppendTx(ctx, tx, tenantID, id, note("first")); err != nil {
+				return err
+			}
+			close(wrote)
+			return <-commit
+		})
+	}()
+	<-wrote
+	go func() {
+		_, err := w.Append(ctx, tenantID, id, note("second"))
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		t.Fatalf("the second row was committed before the first: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	commit <- nil
+	if err := errors.Join(<-first, <-second); err != nil {
+		t.Fatal(err)
+	}
+	boom := errors.New("boom")
+	err := d.InTenant(ctx, tenantID, func(tx db.Tx) error {
+		if _, err := w.AppendTx(ctx, tx, tenantID, id, note("never")); err != nil {
+			return err
+		}
+		return boom
+	})
+	if !errors.Is(err, boom) {
+		t.Fatal(err)
+	}
+	if seq, err := w.Append(ctx, tenantID, id, note("third")); err != nil || seq != 3 {
+		t.Fatalf("%d, %v", seq, err)
+	}
+	got := rows(t, d, id)
+	if len(got) != 3 || got[0].text(t) != "first" || got[1].text(t) != "second" || got[2].text(t) != "third" {
+		t.Fatalf("%+v", got)
+	}
+}
+
+// Twenty stuck conversations, a pool of two connections: nobody else waits, and what was stuck comes in order.
+func TestLockedConversationsHoldUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	d := dbtest.NewWith(t, db.Options{MaxConns: 2})
+	tenantID, other := d.Account(t), d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	stuck := transcripttest.Conversations(t, d, tenantID, 20)
+	var release []func()
+	for _, id := range stuck {
+		release = append(release, held(t, d, id))
+		for i := range 5 {
+			if err := w.Queue(ctx, tenantID, id, note(fmt.Sprint(i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, id := range transcripttest.Conversations(t, d, tenantID, 40) {
+		if _, err := w.Append(ctx, tenantID, id, note("free")); err != nil {
+			t.Fatalf("beside locked conversations: %v", err)
+		}
+	}
+	if _, err := w.Append(ctx, other, transcripttest.Conversation(t, d, other), note("free")); err != nil {
+		t.Fatal(err)
+	}
+	for _, fn := range release {
+		fn()
+	}
+	for _, id := range stuck {
+		if err := w.Sync(ctx, tenantID, id); err != nil {
+			t.Fatal(err)
+		}
+		for i, r := range rows(t, d, id) {
+			if r.text(t) != fmt.Sprint(i) {
+				t.Fatalf("row %d says %s", i, r.Body)
+			}
+		}
+	}
+}
+
+// A conversation's own row is locked "for update" by whoever changes it, which also blocks the transcript's foreign key:
+// a writer that waited for it with the counter in hand would deadlock with the changer's own row of the transcript.
+func TestALockedConversationRowNeitherBlocksNorDeadlocks(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	ids := transcripttest.Conversations(t, d, tenantID, 12)
+	var wg sync.WaitGroup
+	for _, id := range ids {
+		for range 10 {
+			wg.Go(func() {
+				err := d.InTenant(ctx, tenantID, func(tx db.Tx) error {
+					if err := tx.Exec(ctx, "select 1 from conversations where id = $1 for update", id); err != nil {
+						return err
+					}
+					_, err := w.AppendTx(ctx, tx, tenantID, id, note("changed"))
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			wg.Go(func() {
+				if _, err := w.Append(ctx, tenantID, id, note("said")); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for _, id := range ids {
+		if n := len(rows(t, d, id)); n != 20 {
+			t.Fatalf("%d rows of 20", n)
+		}
+	}
+	if n := deadlocks(t, d); n != 0 {
+		t.Fatalf("%d deadlocks", n)
+	}
+}
+
+func deadlocks(tb testing.TB, d *dbtest.Database) (n int64) {
+	tb.Helper()
+	if err := d.Owner(tb).QueryRow(context.Background(), "select deadlocks from pg_stat_database where datname = current_database()").Scan(&n); err != nil {
+		tb.Fatal(err)
+	}
+	return n
+}
+
+func TestABadRowIsRefusedAlone(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	ids := transcripttest.Conversations(t, d, tenantID, 3)
+	stale := errors.New("not now, not ever")
+	bad := map[string]transcript.Row{
+		"a type that PostgreSQL does not know": {Type: "gossip", Body: struct{}{}},
+		"an error within":                      {Type: transcript.Notice, Body: struct{}{}, Within: func(context.Context, db.Tx) error { return stale }},
+		"a statement that fails within":        {Type: transcript.Notice, Body: struct{}{}, Within: func(ctx context.Context, tx db.Tx) error { return tx.Exec(ctx, "select 1/0") }},
+		"a tool call of no known status":       {Type: transcript.ToolCallType, Body: struct{}{}, Tool: &transcript.ToolCall{ID: "x", TurnID: uuid.New(), Status: "odd"}},
+		"a body that is no JSON":               {Type: transcript.Notice, Body: func() {}},
+	}
+	release := held(t, d, ids[0]) // so that everything of it meets in one batch
+	var wg sync.WaitGroup
+	for range 8 {
+		for _, id := range ids {
+			wg.Go(func() {
+				if _, err := w.Append(ctx, tenantID, id, note("good"), note("good")); err != nil {
+					t.Error(err)
+				}
+			})
+			for name, r := range bad {
+				wg.Go(func() {
+					if _, err := w.Append(ctx, tenantID, id, note("never"), r); err == nil {
+						t.Errorf("%s was taken", name)
+					} else if name == "an error within" && !errors.Is(err, stale) {
+						t.Errorf("%s: %v", name, err)
+					}
+				})
+			}
+		}
+	}
+	release()
+	wg.Wait()
+	for _, id := range ids {
+		got := rows(t, d, id)
+		if len(got) != 16 {
+			t.Fatalf("%d rows of 16", len(got))
+		}
+		for _, r := range got {
+			if r.text(t) != "good" {
+				t.Fatalf("%s", r.Body)
+			}
+		}
+	}
+	if _, err := w.Append(ctx, tenantID, uuid.New(), note("nowhere")); err == nil {
+		t.Fatal("a row of a conversation that is not there was taken")
+	}
+	if _, err := w.Append(ctx, d.Account(t), ids[0], note("foreign")); err == nil {
+		t.Fatal("a row of another account's conversation was taken")
+	}
+}
+
+func TestRowsOfAnOwnerThatLostItsOperationAreRefused(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	ids := transcripttest.Conversations(t, d, tenantID, 2)
+	owner := uuid.New()
+	op := transcripttest.Operation(t, d, tenantID, ids[0], owner, 7)
+	fenced := func(text string, epoch int64) transcript.Row {
+		r := note(text)
+		r.Fence = &transcript.Fence{OperationID: op, Owner: owner, Epoch: epoch}
+		return r
+	}
+	if _, err := w.Append(ctx, tenantID, ids[0], fenced("mine", 7)); err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[string]transcript.Row{
+		"an old epoch":      fenced("late", 6),
+		"another owner":     {Type: transcript.Notice, Body: struct{}{}, Fence: &transcript.Fence{OperationID: op, Owner: uuid.New(), Epoch: 7}},
+		"another operation": {Type: transcript.Notice, Body: struct{}{}, Fence: &transcript.Fence{OperationID: uuid.New(), Owner: owner, Epoch: 7}},
+	} {
+		var beside sync.WaitGroup
+		beside.Go(func() {
+			if _, err := w.Append(ctx, tenantID, ids[1], note("beside")); err != nil {
+				t.Error(err)
+			}
+		})
+		if _, err := w.Append(ctx, tenantID, ids[0], r); !errors.Is(err, transcript.ErrFenced) {
+			t.Errorf("%s: %v", name, err)
+		}
+		beside.Wait()
+		err := d.InTenant(ctx, tenantID, func(tx db.Tx) error {
+			_, err := w.AppendTx(ctx, tx, tenantID, ids[0], r)
+			return err
+		})
+		if !errors.Is(err, transcript.ErrFenced) {
+			t.Errorf("%s, in a transaction: %v", name, err)
+		}
+	}
+	// While somebody changes the operation's row it is not known whose it will be: the row waits.
+	conn := d.Owner(t)
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, "update operations set epoch = 8 where id = $1", op); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Queue(ctx, tenantID, ids[0], fenced("too late", 7)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Append(ctx, tenantID, ids[1], note("beside")); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Sync(ctx, tenantID, ids[0]); !errors.Is(err, transcript.ErrFenced) {
+		t.Fatalf("a row of an owner that was replaced meanwhile: %v", err)
+	}
+	if got := rows(t, d, ids[0]); len(got) != 1 || got[0].text(t) != "mine" {
+		t.Fatalf("%+v", got)
+	}
+	if n := len(rows(t, d, ids[1])); n != 4 {
+		t.Fatalf("%d rows of 4 beside", n)
+	}
+}
+
+// A commit's answer can be lost with its connection when the commit was made: writing the rows again would double them,
+// not writing them would lose them.
+func TestWhenPostgreSQLDropsItsConnectionsEveryRowIsStoredOnce(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	ids := transcripttest.Conversations(t, d, tenantID, 8)
+	conn := d.Owner(t)
+	const cuts = 10
+	var cut atomic.Int64
+	var written sync.WaitGroup
+	counts := make([]int, len(ids))
+	for i, id := range ids {
+		written.Go(func() {
+			for cut.Load() < cuts && ctx.Err() == nil {
+				for range 10 {
+					if err := w.Queue(ctx, tenantID, id, note(fmt.Sprint(counts[i]))); err != nil {
+						t.Error(err)
+						return
+					}
+					counts[i]++
+				}
+				if err := w.Sync(ctx, tenantID, id); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	tick := time.NewTicker(50 * time.Millisecond) // long enough for some transaction to pass
+	defer tick.Stop()
+	for cut.Load() < cuts {
+		<-tick.C
+		var n int64
+		err := conn.QueryRow(ctx, `select count(pg_terminate_backend(pid)) from pg_stat_activity
+			where datname = current_database() and usename = 'managoat_app' and xact_start is not null`).Scan(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cut.Add(n)
+	}
+	written.Wait()
+	for i, id := range ids {
+		got := rows(t, d, id)
+		for j, r := range got {
+			if r.text(t) != fmt.Sprint(j) {
+				t.Fatalf("row %d says %s", j, r.Body)
+			}
+		}
+		if len(got) != counts[i] {
+			t.Fatalf("%d rows of %d", len(got), counts[i])
+		}
+	}
+}
+
+func TestAProducerFarAheadWaitsAndNobodyElseDoes(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	ids := transcripttest.Conversations(t, d, tenantID, 2)
+	release := held(t, d, ids[0])
+	piece := strings.Repeat("x", 64<<10)
+	short, cancel := context.WithCancel(ctx)
+	blocked := make(chan int, 1)
+	go func() {
+		n := 0
+		for w.Queue(short, tenantID, ids[0], said("m", piece)) == nil {
+			n++
+		}
+		blocked <- n
+	}()
+	select {
+	case n := <-blocked:
+		t.Fatalf("%d pieces were taken, then none", n)
+	case <-time.After(200 * time.Millisecond): // it waits for room
+	}
+	if _, err := w.Append(ctx, tenantID, ids[1], note("beside")); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	n := <-blocked
+	if n == 0 || n > 16 {
+		t.Fatalf("%d pieces of 64 KiB wait in 1 MiB", n)
+	}
+	release()
+	if err := w.Sync(ctx, tenantID, ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, r := range rows(t, d, ids[0]) {
+		total += len(r.text(t))
+	}
+	if total != n*len(piece) {
+		t.Fatalf("%d bytes of %d", total, n*len(piece))
+	}
+}
+
+func TestCloseWritesWhatWaits(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	ids := transcripttest.Conversations(t, d, tenantID, 2)
+	w := transcript.NewWriter(d.DB, &bell{}, slog.New(slog.DiscardHandler))
+	ctx := soon(t)
+	for i := range 3 {
+		if err := w.Queue(ctx, tenantID, ids[0], said("m", fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	text := ""
+	for _, r := range rows(t, d, ids[0]) {
+		text += r.text(t)
+	}
+	if text != "012" {
+		t.Fatalf("%q", text)
+	}
+	if err := w.Queue(ctx, tenantID, ids[0], note("late")); !errors.Is(err, transcript.ErrClosed) {
+		t.Fatal(err)
+	}
+	if _, err := w.Append(ctx, tenantID, ids[0], note("late")); !errors.Is(err, transcript.ErrClosed) {
+		t.Fatal(err)
+	}
+
+	w = transcript.NewWriter(d.DB, &bell{}, slog.New(slog.DiscardHandler))
+	release := held(t, d, ids[1])
+	defer release()
+	if err := w.Queue(ctx, tenantID, ids[1], note("stuck")); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	if err := w.Close(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a close that lost a row said %v", err)
+	}
+}
+
+func TestChunksOfOneTextAreJoinedAndKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	b := &bell{}
+	w := transcript.NewWriter(d.DB, b, slog.New(slog.DiscardHandler))
+	defer w.Close(context.Background())
+	ctx := soon(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	queue := func(r transcript.Row) {
+		t.Helper()
+		if err := w.Queue(ctx, tenantID, id, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var want strings.Builder
+	for i := range 500 {
+		s := fmt.Sprintf("%d ", i)
+		want.WriteString(s)
+		queue(said("a", s))
+	}
+	queue(said("b", "other"))
+	if _, err := w.Append(ctx, tenantID, id, note("end")); err != nil {
+		t.Fatal(err)
+	}
+	got := rows(t, d, id)
+	text := ""
+	for _, r := range got[:len(got)-2] {
+		text += r.text(t)
+	}
+	if text != want.String() || got[len(got)-2].text(t) != "other" || got[len(got)-1].Type != transcript.Notice {
+		t.Fatalf("%+v", got)
+	}
+	if len(got) > 100 {
+		t.Errorf("500 chunks at once made %d rows", len(got))
+	}
+	for _, r := range got {
+		if len(r.Body) > 10<<10 {
+			t.Errorf("a row of %d bytes", len(r.Body))
+		}
+	}
+	if b.rung.Load() == 0 {
+		t.Error("nobody was told")
+	}
+}
+
+// stdout and stderr that take turns at every byte must not make a row of each.
+func TestStreamsOfAToolThatTakeTurnsAreJoinedEach(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	const n = 5000
+	for i := range n {
+		for _, stream := range []string{"stdout", "stderr"} {
+			if err := w.Queue(ctx, tenantID, id, printed(stream, fmt.Sprintf("%d\n", i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Sync(ctx, tenantID, id); err != nil {
+		t.Fatal(err)
+	}
+	got := rows(t, d, id)
+	if len(got) > n/5 {
+		t.Errorf("%d pieces made %d rows", 2*n, len(got))
+	}
+	text := map[string]string{}
+	for _, r := range got {
+		var b transcript.ToolOutputBody
+		if err := json.Unmarshal(r.Body, &b); err != nil {
+			t.Fatal(err)
+		}
+		text[b.Stream] += b.Text
+	}
+	var want strings.Builder
+	for i := range n {
+		fmt.Fprintf(&want, "%d\n", i)
+	}
+	if text["stdout"] != want.String() || text["stderr"] != want.String() {
+		t.Error("a stream's text is out of order")
+	}
+}
+
+// One NUL or lone surrogate in what a model says must not end the session.
+func TestWhatJSONBRefusesIsStoredAllTheSame(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	turn := uuid.New()
+	in := json.RawMessage(`{"nul":"a\u0000b","lone":"\ud800","pair":"\ud83d\ude42","\u0000key\udfff":1,"huge":1e999999,"tiny":[1e-99999],"long":` +
+		strings.Repeat("9", 200_000) + `,"escaped":"\\u0000","bytes":"` + "\xff" + `"}`)
+	_, err := w.Append(ctx, tenantID, id,
+		transcript.Row{Type: transcript.ToolCallType, Raw: "raw \x00 \xff", Body: transcript.ToolCallBody{ID: "i\x00d", Title: "t\x00", Input: in},
+			Tool: &transcript.ToolCall{ID: "i\x00d", TurnID: turn, Title: "t\x00", Status: "running", Input: in}},
+		note("a\x00b \\u0000 🙂 \xff"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := rows(t, d, id)
+	var b transcript.ToolCallBody
+	if err := json.Unmarshal(got[0].Body, &b); err != nil {
+		t.Fatal(err)
+	}
+	var stored json.RawMessage
+	if err := d.Owner(t).QueryRow(ctx, "select input from tool_calls where turn_id = $1", turn).Scan(&stored); err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range []json.RawMessage{b.Input, stored} {
+		var v map[string]any
+		if err := json.Unmarshal(doc, &v); err != nil {
+			t.Fatal(err)
+		}
+		if v["nul"] != "a\u2400b" || v["lone"] != "\uFFFD" || v["pair"] != "🙂" || v["\u2400key\uFFFD"] != 1.0 || v["huge"] != "1e999999" ||
+			v["escaped"] != `\u0000` || v["bytes"] != "\uFFFD" {
+			t.Errorf("%.300s", doc)
+		}
+	}
+	if got[0].Raw != "raw \u2400 \uFFFD" || got[1].text(t) != "a\u2400b \\u0000 🙂 \uFFFD" {
+		t.Errorf("%q, %q", got[0].Raw, got[1].text(t))
+	}
+}
+
+// A megabyte of noise from a tool: a bounded number of rows, all of it text that PostgreSQL takes.
+func TestRandomBytesMakeABoundedNumberOfRows(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	noise := make([]byte, 1<<20)
+	rand.Read(noise)
+	text := transcript.NewGate(transcript.NewRedactor(secret.New("sk-something-secret"))).Stream()
+	budget := transcript.NewBudget(64 << 10)
+	show := func(s string) {
+		if live := budget.Write(s); live != "" {
+			if err := w.Queue(ctx, tenantID, id, printed("stdout", live)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for len(noise) > 0 {
+		n := min(997, len(noise))
+		show(text.Write(noise[:n]))
+		noise = noise[n:]
+	}
+	show(text.Flush())
+	output, truncated := budget.Output()
+	_, err := w.Append(ctx, tenantID, id, transcript.Row{Type: transcript.ToolResult,
+		Body: transcript.ToolResultBody{ID: "call", Status: "completed", Output: output, OutputBytes: budget.Total(), Truncated: truncated}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := rows(t, d, id)
+	if len(got) > 70 {
+		t.Errorf("%d rows", len(got))
+	}
+	if last := got[len(got)-1]; last.Type != transcript.ToolResult || !truncated {
+		t.Errorf("%s, truncated %v", last.Type, truncated)
+	}
+}
+
+// A model says half of a secret in one protocol line and the other half in the next: neither line shows it, both together
+// would.
+func TestProtocolLinesOfChunksDoNotShowASplitSecret(t *testing.T) {
+	t.Parallel()
+	const value = "sk-live-0123456789abcdefghijABCDEFGHIJ00"
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	g := transcript.NewGate(transcript.NewRedactor(secret.New(value)))
+	text := g.Stream()
+	chunk := func(shown, raw string) {
+		t.Helper()
+		line := g.JSON([]byte(`{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"` + raw + `"},"_meta":{"kept":true}}}}`))
+		r := said("m", shown)
+		r.Raw = string(line)
+		if _, err := w.Append(ctx, tenantID, id, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chunk(text.WriteString("the key is "+value[:20]), "the key is "+value[:20])
+	chunk(text.WriteString(value[20:]+" ok"), value[20:]+" ok")
+	all := ""
+	for _, r := range rows(t, d, id) {
+		all += string(r.Body) + r.Raw + "\n"
+		if !strings.Contains(r.Raw, `"_meta":{"kept":true}`) || !strings.Contains(r.Raw, `"sessionId":"s"`) {
+			t.Errorf("the line lost what was not text: %s", r.Raw)
+		}
+	}
+	for i := 0; i+transcript.MinSecret <= len(value); i++ {
+		if strings.Contains(all, value[i:i+transcript.MinSecret]) {
+			t.Fatalf("%q is stored in %s", value[i:i+transcript.MinSecret], all)
+		}
+	}
+	if !strings.Contains(all, `the key is `) || !strings.Contains(all, secret.Mask+" ok") {
+		t.Fatal(all)
+	}
+}
+
+// What is told after a turn has ended is told of no turn: it changes neither turns nor the conversation.
+func TestMetadataOutsideATurnIsOfNoTurn(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	state := func() (s string) {
+		t.Helper()
+		err := d.Owner(t).QueryRow(ctx, `select c.status || ' ' || c.turn_count || ' ' || (select count(*) from turns) || ' ' || (select count(*) from usage_entries)
+			from conversations c where id = $1`, id).Scan(&s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before := state()
+	if _, err := w.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Usage, Body: transcript.UsageBody{ContextUsed: 10, ContextSize: 100}}, note("info")); err != nil {
+		t.Fatal(err)
+	}
+	if after := state(); after != before {
+		t.Fatalf("%q became %q", before, after)
+	}
+	if n := len(rows(t, d, id)); n != 2 {
+		t.Fatalf("%d rows", n)
+	}
+}
+
+func TestAToolCallKeepsOneRowThatEveryUpdateCompletes(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	tenantID := d.Account(t)
+	w := newWriter(t, d.DB)
+	ctx := soon(t)
+	id := transcripttest.Conversation(t, d, tenantID)
+	turn, exit, ms := uuid.New(), 3, int64(1250)
+	call := func(kind string, c transcript.ToolCall) transcript.Row {
+		c.ID, c.TurnID = "call", turn
+		return transcript.Row{Type: kind, Body: struct{}{}, Tool: &c}
+	}
+	_, err := w.Append(ctx, tenantID, id, call(transcript.ToolCallType, transcript.ToolCall{Title: "ls", Kind: "execute", Status: "running", Input: json.RawMessage(`{"command":"ls"}`)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.Append(ctx, tenantID, id, printed("stdout", "x"), call(transcript.ToolResult, transcript.ToolCall{Status: "failed", ExitCode: &exit, DurationMS: &ms,
+		OutputBytes: 1, Source: transcript.Source{ExitCode: transcript.Machine}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls, err := d.Tenant(tenantID).ToolCalls(ctx, id, nil)
+	if err != nil || len(calls) != 1 {
+		t.Fatalf("%+v, %v", calls, err)
+	}
+	c := calls[0]
+	if c.Title != "ls" || c.Kind != "execute" || c.Status != "failed" || *c.ExitCode != 3 || *c.DurationMs != 1250 || c.FirstSeq != 1 || c.LastSeq != 3 ||
+		c.EndedAt == nil || string(c.Input) != `{"command": "ls"}` || !strings.Contains(string(c.Source), "machine") {
+		t.Fatalf("%+v", c)
+	}
+}
+
+// rowsPerSecond appends from many conversations at once.
+func rowsPerSecond(b *testing.B, stuck bool) {
+	d := dbtest.New(b)
+	tenantID := d.Account(b)
+	w := newWriter(b, d.DB)
+	ids := transcripttest.Conversations(b, d, tenantID, 33)
+	if stuck {
+		release := held(b, d, ids[32])
+		defer release()
+		for range 100 {
+			if err := w.Queue(context.Background(), tenantID, ids[32], note("stuck")); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	var next atomic.Int64
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	for _, id := range ids[:32] {
+		wg.Go(func() {
+			for next.Add(1) <= int64(b.N) {
+				if _, err := w.Append(context.Background(), tenantID, id, note("a row of a usual length, such as an agent says in one breath")); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+}
+
+func BenchmarkAppend(b *testing.B) {
+	b.Run("alone", func(b *testing.B) { rowsPerSecond(b, false) })
+	b.Run("beside_a_stuck_conversation", func(b *testing.B) { rowsPerSecond(b, true) })
+}
