@@ -61,3 +61,6 @@ select * from operations where tenant_id = app_tenant() and id = @id;
 
 -- name: HeldOperations :many
 select h.tenant_id::uuid as tenant_id, h.id::uuid as id from held_operations(@holder::uuid) h (tenant_id, id);
+
+-- name: DueMachineOperations :many
+select d.tenant_id::uuid as tenant_id, d.id::uuid as id from due_machine_operations(@at_most::int) d (tenant_id, id);

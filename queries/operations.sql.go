@@ -92,6 +92,35 @@ func (q *Queries) ClaimMachineOperation(ctx context.Context, arg ClaimMachineOpe
 	return i, err
 }
 
+const dueMachineOperations = `-- name: DueMachineOperations :many
+select d.tenant_id::uuid as tenant_id, d.id::uuid as id from due_machine_operations($1::int) d (tenant_id, id)
+`
+
+type DueMachineOperationsRow struct {
+	TenantID uuid.UUID
+	ID       uuid.UUID
+}
+
+func (q *Queries) DueMachineOperations(ctx context.Context, atMost int32) ([]DueMachineOperationsRow, error) {
+	rows, err := q.db.Query(ctx, dueMachineOperations, atMost)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []DueMachineOperationsRow{}
+	for rows.Next() {
+		var i DueMachineOperationsRow
+		if err := rows.Scan(&i.TenantID, &i.ID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const endMachineOperation = `-- name: EndMachineOperation :exec
 update operations set state = $1, error = $2, ended_at = now(), owner = null, lease_until = null
 where tenant_id = app_tenant() and id = $3

@@ -55,18 +55,24 @@ type disk struct {
 	gate   *transcript.Gate
 }
 
-func (s *Service) open(ctx context.Context, actor tenant.Actor, id uuid.UUID) (*disk, error) {
+// open makes a workspace's disk readable and the path absolute. What lies outside of the roots by its text is refused
+// here; where links lead, the guest sees.
+func (s *Service) open(ctx context.Context, actor tenant.Actor, id uuid.UUID, p string) (*disk, string, error) {
+	p, err := place(p)
+	if err != nil {
+		return nil, "", err
+	}
 	up, err := s.workspaces.Peek(ctx, actor.TenantID, id)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	live, err := s.occupants.LiveDirs(ctx, actor.TenantID, id)
 	if err != nil {
-		return nil, fmt.Errorf("look for the conversations' directories: %w", err)
+		return nil, "", fmt.Errorf("look for the conversations' directories: %w", err)
 	}
 	secrets, err := s.occupants.LiveSecrets(ctx, actor.TenantID, id)
 	if err != nil {
-		return nil, fmt.Errorf("look for the conversations' credentials: %w", err)
+		return nil, "", fmt.Errorf("look for the conversations' credentials: %w", err)
 	}
 	d := &disk{Up: up, roots: []string{guest.Home}}
 	for _, root := range slices.Concat(up.Repositories, live) {
@@ -79,7 +85,10 @@ func (s *Service) open(ctx context.Context, actor tenant.Actor, id uuid.UUID) (*
 	}
 	d.redact = transcript.NewRedactor(slices.DeleteFunc(secrets, secret.Value.Empty)...)
 	d.gate = transcript.NewGate(d.redact)
-	return d, nil
+	if !d.within(p) {
+		return nil, "", d.refuse(&guest.FileError{Code: guest.ErrOutside, Path: p}, p)
+	}
+	return d, p, nil
 }
 
 // place makes a path absolute. A relative one starts at the home.
@@ -139,11 +148,7 @@ type Entry struct {
 
 // Files lists a directory.
 func (s *Service) Files(ctx context.Context, actor tenant.Actor, id uuid.UUID, p string) (Listing, error) {
-	p, err := place(p)
-	if err != nil {
-		return Listing{}, err
-	}
-	d, err := s.open(ctx, actor, id)
+	d, p, err := s.open(ctx, actor, id, p)
 	if err != nil {
 		return Listing{}, err
 	}
@@ -171,11 +176,7 @@ type Content struct {
 
 // File reads a file: at most maxBytes of it (0: DefaultBytes), held to MaxBytes.
 func (s *Service) File(ctx context.Context, actor tenant.Actor, id uuid.UUID, p string, maxBytes int64) (Content, error) {
-	p, err := place(p)
-	if err != nil {
-		return Content{}, err
-	}
-	d, err := s.open(ctx, actor, id)
+	d, p, err := s.open(ctx, actor, id, p)
 	if err != nil {
 		return Content{}, err
 	}

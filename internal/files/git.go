@@ -71,11 +71,7 @@ exit 0
 
 // repository finds the repository of a path.
 func (s *Service) repository(ctx context.Context, actor tenant.Actor, id uuid.UUID, p string) (*repository, error) {
-	p, err := place(p)
-	if err != nil {
-		return nil, err
-	}
-	d, err := s.open(ctx, actor, id)
+	d, p, err := s.open(ctx, actor, id, p)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +81,10 @@ func (s *Service) repository(ctx context.Context, actor tenant.Actor, id uuid.UU
 	}
 	out, _, err := r.run(ctx, []string{"bash", "-c", findScript}, "", maxErrors, gitTimeout)
 	var failed *gitError
-	if errors.As(err, &failed) {
+	switch {
+	case errors.As(err, &failed) && r.absent:
+		return nil, r.refuse(&guest.FileError{Code: guest.ErrNotFound}, p)
+	case errors.As(err, &failed):
 		return nil, r.notARepository(failed)
 	}
 	if err != nil {
@@ -366,7 +365,7 @@ func (s *Service) Diff(ctx context.Context, actor tenant.Actor, id uuid.UUID, in
 
 // validRef refuses what git could take for an option, a range, or something that is not one name.
 func validRef(ref string) bool {
-	return len(ref) <= 255 && !strings.HasPrefix(ref, "-") && !strings.Contains(ref, "..") &&
+	return len(ref) <= 255 && !strings.HasPrefix(ref, "-") && !strings.Contains(ref, "..") && !strings.Contains(ref, "@{") &&
 		!strings.ContainsFunc(ref, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune(`:?*[\^`, r) })
 }
 
@@ -400,7 +399,7 @@ umask 077
 mkdir -p "${1%/*}"
 index=$(git rev-parse --git-path index)
 [ ! -e "$index" ] || cp -- "$index" "$1"
-git ls-files --others --exclude-standard -z -- "$2" | { grep -zv '/$' || true; } |
+git ls-files --others --exclude-standard -z -- "$2" | { LC_ALL=C grep -azv '/$' || true; } |
 	GIT_INDEX_FILE=$1 git add --intent-to-add --pathspec-from-file=- --pathspec-file-nul
 `
 
@@ -447,6 +446,8 @@ func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, p
 	if r.absent {
 		return nil, r.refuse(&guest.FileError{Code: guest.ErrNotFound}, r.asked)
 	}
+	// Names that no text can hold are quoted, so that git apply finds them.
+	r.config = append(slices.Clip(r.config), [2]string{"core.quotePath", "true"})
 	index, done, err := r.withUntracked(ctx)
 	if err != nil {
 		return nil, err

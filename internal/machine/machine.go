@@ -292,14 +292,14 @@ func PolicyOf(row queries.Machine) (broker.Policy, error) {
 	return p, nil
 }
 
-// Wake starts a machine that was marked as waking, and ends the operation. A machine that its provider has lost is
-// marked so; after any other error it is parked as before, and the error is returned and kept.
-func (s *Service) Wake(ctx context.Context, h *operation.Held) error {
+// Wake starts a machine that was marked as waking, makes it ready for use by prepare, and ends the operation. A machine
+// that its provider has lost is marked so; after any other error it is parked as before, and the error is kept.
+func (s *Service) Wake(ctx context.Context, h *operation.Held, prepare func(context.Context, *guest.Client) error) error {
 	row, err := s.db.Tenant(h.TenantID).Machine(ctx, h.MachineID)
 	if err != nil {
 		return fmt.Errorf("read the machine: %w", err)
 	}
-	err = s.wake(ctx, h, row)
+	err = s.wake(ctx, h, row, prepare)
 	if err == nil {
 		return nil
 	}
@@ -332,12 +332,16 @@ func (s *Service) Wake(ctx context.Context, h *operation.Held) error {
 	return nil
 }
 
-func (s *Service) wake(ctx context.Context, h *operation.Held, row queries.Machine) error {
+func (s *Service) wake(ctx context.Context, h *operation.Held, row queries.Machine, prepare func(context.Context, *guest.Client) error) error {
 	p, err := s.Provider(row.Provider)
 	if err != nil {
 		return err
 	}
-	if _, err := s.start(ctx, p, row); err != nil {
+	g, err := s.start(ctx, p, row)
+	if err != nil {
+		return err
+	}
+	if err := prepare(ctx, g); err != nil {
 		return err
 	}
 	if err := s.Route(ctx, h.TenantID, row.ID); err != nil {

@@ -18,6 +18,7 @@ import (
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
 	"managoat/sandbox"
+	"managoat/sandbox/guest"
 )
 
 // code is the refusal's code of an error.
@@ -456,11 +457,18 @@ func TestAMachineThatStoppedIsStartedAgainOnceForTwoPrompts(t *testing.T) {
 	w := workspacetest.New(t)
 	ws := ready(t, w, create(t, w, makeEnvironment(t, w, script("echo kept > ~/file"))).ID)
 	ref := "mg-" + ws.SandboxID.String()
+	up, err := w.Workspaces.Peek(t.Context(), w.Owner.TenantID, ws.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := up.Guest.WriteRootFile(t.Context(), guest.CABundle, []byte("damaged"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	if err := w.Provider.Stop(t.Context(), ref); err != nil {
 		t.Fatal(err)
 	}
 	// A read says what it is, and never wakes it.
-	_, err := w.Workspaces.Peek(t.Context(), w.Owner.TenantID, ws.ID)
+	_, err = w.Workspaces.Peek(t.Context(), w.Owner.TenantID, ws.ID)
 	if r, _ := refusal.As(err); code(err) != refusal.SandboxNotReady || r.Fields["status"] != "suspended" {
 		t.Errorf("a read: %v", err)
 	}
@@ -477,7 +485,7 @@ func TestAMachineThatStoppedIsStartedAgainOnceForTwoPrompts(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := run(t, w, ws.ID, "cat ~/file"); got != "kept\n" {
+	if got := run(t, w, ws.ID, "cat ~/file; grep -c BEGIN /etc/ssl/certs/managoat-ca.pem"); !strings.HasPrefix(got, "kept\n") || got == "kept\n0\n" {
 		t.Errorf("the disk has %q", got)
 	}
 	var wakes int

@@ -201,10 +201,6 @@ func (p *printer) batch(ctx context.Context) error {
 		announce, err = p.s.s.o.Stream.AppendTx(ctx, tx, p.s.w.TenantID, events...)
 		return err
 	})
-	if err == nil && p.s.w.Implicit {
-		err = p.s.s.o.Occupants.ImplicitStage(ctx, p.s.w.TenantID, p.s.w.ID, StageEvent{
-			SetupID: p.s.held.ID, Step: p.step, State: StagePrinted, Lines: lines(pending), Dropped: dropped})
-	}
 	if err != nil {
 		p.mu.Lock() // it goes before what came meanwhile
 		p.pending, p.dropped = append([]byte(pending), p.pending...), p.dropped+dropped
@@ -212,6 +208,7 @@ func (p *printer) batch(ctx context.Context) error {
 		return err
 	}
 	announce.Announce()
+	p.s.tell(ctx, StageEvent{Step: p.step, State: StagePrinted, Lines: lines(pending), Dropped: dropped})
 	p.mu.Lock()
 	p.sent += int64(len(pending))
 	p.mu.Unlock()

@@ -197,12 +197,10 @@ func (r *setup) step(ctx context.Context, name string, run func(context.Context)
 		}
 		return tx.StartSetupStep(ctx, r.w.ID, name)
 	})
-	if err == nil {
-		err = r.tell(ctx, StageEvent{Step: name, State: StageStarted})
-	}
 	if err != nil {
 		return nil, err
 	}
+	r.tell(ctx, StageEvent{Step: name, State: StageStarted})
 	r.out = r.print(ctx, name)
 	note, skipped, failed := run(ctx)
 	if failed != nil && ctx.Err() == nil && !errors.Is(failed, operation.ErrLost) {
@@ -232,7 +230,8 @@ func (r *setup) step(ctx context.Context, name string, run func(context.Context)
 	if err := r.held.Write(ctx, func(tx db.Tx) error { return tx.EndSetupStep(ctx, end) }); err != nil {
 		return nil, err
 	}
-	return failure, r.tell(ctx, StageEvent{Step: name, State: end.State, Note: note, Duration: time.Since(began), Error: failure})
+	r.tell(ctx, StageEvent{Step: name, State: end.State, Note: note, Duration: time.Since(began), Error: failure})
+	return failure, nil
 }
 
 // write is a write of the setup that everybody who watches is told of.
@@ -251,16 +250,16 @@ func (r *setup) write(ctx context.Context, fn func(db.Tx) error) error {
 	return err
 }
 
-// tell puts a stage into the transcript of the conversation whose own workspace this is.
-func (r *setup) tell(ctx context.Context, e StageEvent) error {
+// tell puts a stage into the transcript of the conversation whose own workspace this is. The machine does not depend on
+// it: what cannot be told is logged, and the setup goes on.
+func (r *setup) tell(ctx context.Context, e StageEvent) {
 	if !r.w.Implicit {
-		return nil
+		return
 	}
 	e.SetupID = r.held.ID
 	if err := r.s.o.Occupants.ImplicitStage(ctx, r.w.TenantID, r.w.ID, e); err != nil {
-		return fmt.Errorf("tell the conversation of its setup: %w", err)
+		r.s.log.Error("tell a conversation of its setup", "workspace", r.w.ID, "step", e.Step, "error", err)
 	}
-	return nil
 }
 
 // failure says what a step failed of, in words for people, and what is known of the machine at that moment.
@@ -393,14 +392,12 @@ func (r *setup) settleBroker(ctx context.Context) (string, bool, error) {
 	if err != nil {
 		return "", false, err
 	}
-	trust := bundle(r.s.o.ExtraCA)
-	if len(trust) == 0 {
-		r.out.say("This host has no public certificates, so programs in the machine cannot check any: install the package ca-certificates on the host.")
+	public, err := r.s.trust(ctx, r.built.Guest)
+	if err != nil {
+		return "", false, err
 	}
-	for _, path := range []string{guest.CABundle, "/etc/ssl/certs/ca-certificates.crt"} {
-		if err := r.built.Guest.WriteRootFile(ctx, path, trust, 0o644); err != nil {
-			return "", false, fmt.Errorf("write the certificates: %w", err)
-		}
+	if !public {
+		r.out.say("This host has no public certificates, so programs in the machine cannot check any: install the package ca-certificates on the host.")
 	}
 	if err := r.s.o.Machines.Route(ctx, r.w.TenantID, r.machine); err != nil {
 		return "", false, failf(nil, "The egress process does not reach the machine: %s", machine.Reason(err))

@@ -11,6 +11,7 @@ import (
 	"managoat/internal/vault"
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
+	"managoat/sandbox"
 	"managoat/sandbox/guest"
 
 	"github.com/google/uuid"
@@ -287,5 +288,14 @@ sudo apt-get update >/dev/null && sudo apt-get install -y managoat-hello && mana
 	ws = ready(t, w, ws.ID)
 	if got := setupLog(t, w, ws.ID)["setup_script"].Output; !strings.Contains(got, "hello from a Debian package") {
 		t.Errorf("the script printed %q", got)
+	}
+}
+
+func TestAScriptThatNeedsTooMuchMemoryIsToldTheLimit(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t, func(h *workspacetest.Host) { h.Limits = sandbox.Limits{MemoryBytes: 128 << 20} })
+	ws := settled(t, w, create(t, w, makeEnvironment(t, w, script(`python3 -c 'x = "a" * (400 << 20)'`))).ID)
+	if ws.Status != workspace.Failed || !strings.Contains(ws.Error.Message, "out_of_memory") || !strings.Contains(ws.Error.Message, "128 MiB") {
+		t.Errorf("status %s, error %+v", ws.Status, ws.Error)
 	}
 }

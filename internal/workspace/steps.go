@@ -28,7 +28,6 @@ const (
 	templateDir  = guest.Home + "/.managoat/template"
 	scriptFile   = guest.Home + "/.managoat/setup.sh"
 	aptConf      = "/etc/apt/apt.conf.d/90managoat"
-	aptSources   = "/etc/apt/sources.list"
 	pipConf      = "/etc/pip.conf"
 	tokenVar     = "MANAGOAT_GIT_TOKEN" // of a clone alone
 	templateVar  = "MANAGOAT_RUNTIME_TEMPLATE"
@@ -64,13 +63,8 @@ func (r *setup) writeEnvironment(ctx context.Context) (string, bool, error) {
 		return "", false, fmt.Errorf("write apt's settings: %w", err)
 	}
 	if r.s.o.AptSources != "" {
-		if err := r.command(ctx, "apt's sources", guest.Exec{
-			Argv: []string{"find", "/etc/apt/sources.list.d", "-mindepth", "1", "-delete"}, Env: r.base(), User: guest.Root, Timeout: quickTimeout,
-		}); err != nil {
+		if err := r.aptSources(ctx); err != nil {
 			return "", false, err
-		}
-		if err := r.built.Guest.WriteRootFile(ctx, aptSources, []byte(r.s.o.AptSources+"\n"), 0o644); err != nil {
-			return "", false, fmt.Errorf("write apt's sources: %w", err)
 		}
 	}
 	if r.s.o.PIPIndex != "" {
@@ -79,6 +73,24 @@ func (r *setup) writeEnvironment(ctx context.Context) (string, bool, error) {
 		}
 	}
 	return fmt.Sprintf("%d variables", len(vars)), false, nil
+}
+
+// aptSources puts the operator's package sources in the place of all that the base has: lines, or deb822.
+func (r *setup) aptSources(ctx context.Context) error {
+	err := r.command(ctx, "Clearing apt's sources", guest.Exec{
+		Argv: []string{"sh", "-c", "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*"}, Env: r.base(), Dir: "/", User: guest.Root, Timeout: quickTimeout,
+	})
+	if err != nil {
+		return err
+	}
+	file := "/etc/apt/sources.list.d/managoat.list"
+	if strings.Contains(r.s.o.AptSources, "Types:") {
+		file = "/etc/apt/sources.list.d/managoat.sources"
+	}
+	if err := r.built.Guest.WriteRootFile(ctx, file, []byte(strings.TrimSpace(r.s.o.AptSources)+"\n"), 0o644); err != nil {
+		return fmt.Errorf("write apt's sources: %w", err)
+	}
+	return nil
 }
 
 // dotenv writes variables as a file that shells and dotenv readers both read.

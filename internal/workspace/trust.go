@@ -2,6 +2,8 @@ package workspace
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"os"
 
 	"managoat/sandbox/guest"
@@ -15,12 +17,16 @@ var hostRoots = []string{
 	"/etc/ssl/cert.pem",                  // Alpine, macOS
 }
 
+// machineRoots is where a machine's own programs look when nothing tells them otherwise.
+const machineRoots = "/etc/ssl/certs/ca-certificates.crt"
+
 // bundle is what machines trust: the host's public roots and the operator's own certificates. Most programs read one
 // file and nothing else, so it must hold both.
-func bundle(extra []byte) []byte {
+func bundle(extra []byte) (pem []byte, public bool) {
 	var b bytes.Buffer
 	for _, path := range hostRoots {
 		if roots, err := os.ReadFile(path); err == nil {
+			public = true
 			b.Write(bytes.TrimSpace(roots))
 			b.WriteByte('\n')
 			break
@@ -30,7 +36,19 @@ func bundle(extra []byte) []byte {
 		b.Write(extra)
 		b.WriteByte('\n')
 	}
-	return b.Bytes()
+	return b.Bytes(), public
+}
+
+// trust writes the certificates into a machine, at its setup and at each wake: what damaged them is mended, and what the
+// operator changed arrives. public tells whether the host has public roots at all.
+func (s *Service) trust(ctx context.Context, g *guest.Client) (public bool, err error) {
+	pem, public := bundle(s.o.ExtraCA)
+	for _, path := range []string{guest.CABundle, machineRoots} {
+		if err := g.WriteRootFile(ctx, path, pem, 0o644); err != nil {
+			return public, fmt.Errorf("write the machine's certificates: %w", err)
+		}
+	}
+	return public, nil
 }
 
 // TrustEnv are the variables that make the programs of a machine read its bundle: no two agree on one. NODE_EXTRA_CA_CERTS

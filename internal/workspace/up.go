@@ -114,8 +114,13 @@ func (s *Service) Peek(ctx context.Context, tenantID, id uuid.UUID) (*Up, error)
 		return nil, err
 	}
 	status := machine.Status(row.m.Status)
-	_, err = s.o.Machines.Provider(row.w.Provider)
-	if err != nil || Status(row.w.Status) != Ready || status != machine.Ready {
+	if _, err := s.o.Machines.Provider(row.w.Provider); err != nil {
+		return nil, refusal.New(refusal.SandboxNotReady, "%s", machine.Reason(err)).With("status", string(status))
+	}
+	if Status(row.w.Status) == Deleting {
+		return nil, refusal.New(refusal.SandboxNotReady, "The workspace is being deleted.").With("status", row.w.Status)
+	}
+	if Status(row.w.Status) != Ready || status != machine.Ready {
 		return nil, machine.NotReady(status)
 	}
 	up, err := s.up(ctx, tenantID, row)

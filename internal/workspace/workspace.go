@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 	"managoat/internal/vault"
 	"managoat/queries"
 	"managoat/sandbox"
+	"managoat/sandbox/guest"
 )
 
 // Status of a workspace.
@@ -128,7 +130,12 @@ func New(d *db.DB, o Options) *Service {
 	}
 	s := &Service{db: d, o: o, log: o.Log, changed: map[uuid.UUID]chan struct{}{}}
 	o.Operations.Handle(operation.Setup, s.setup)
-	o.Operations.Handle(operation.Wake, o.Machines.Wake)
+	o.Operations.Handle(operation.Wake, func(ctx context.Context, h *operation.Held) error {
+		return o.Machines.Wake(ctx, h, func(ctx context.Context, g *guest.Client) error {
+			_, err := s.trust(ctx, g)
+			return err
+		})
+	})
 	o.Operations.Handle(operation.Destroy, s.destroy)
 	return s
 }
@@ -194,6 +201,12 @@ type ImplicitInput struct {
 // CreateImplicitTx makes the workspace of a conversation that names none, in the conversation's transaction. after is
 // run after the commit.
 func (s *Service) CreateImplicitTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in ImplicitInput) (id uuid.UUID, after func(), err error) {
+	if in.Name = strings.TrimSpace(in.Name); in.Name == "" {
+		in.Name = "conversation"
+	}
+	if r := []rune(in.Name); len(r) > input.MaxName {
+		in.Name = string(r[:input.MaxName])
+	}
 	return s.create(ctx, tx, actor, CreateInput{Name: in.Name, VaultID: in.VaultID, SandboxProvider: in.Provider}, in.EnvironmentID, true)
 }
 
@@ -222,12 +235,12 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in C
 			return uuid.Nil, nil, err
 		}
 	}
+	if in.Metadata == nil {
+		in.Metadata = map[string]any{}
+	}
 	metadata, err := json.Marshal(in.Metadata)
 	if err != nil {
 		return uuid.Nil, nil, err
-	}
-	if in.Metadata == nil {
-		metadata = json.RawMessage("{}")
 	}
 	id, setupID, machineID := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
 	_, err = tx.InsertWorkspace(ctx, queries.InsertWorkspaceParams{

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"managoat/db"
 	"managoat/queries"
@@ -38,9 +40,11 @@ const (
 	Lease        = 20 * time.Second
 	renewEvery   = 5 * time.Second
 	renewTimeout = 4 * time.Second
-	pollEvery    = time.Second      // for work that nobody owns
-	failurePause = 5 * time.Second  // before an operation that failed in a way nobody foresaw is tried again
-	writeTimeout = 10 * time.Second // of the last writes of an operation whose context has ended
+	pollEvery    = time.Second            // for work that nobody owns
+	failurePause = 5 * time.Second        // before an operation that failed in a way nobody foresaw is tried again
+	writeTimeout = 10 * time.Second       // of the last writes of an operation whose context has ended
+	outagePause  = 500 * time.Millisecond // between tries of a write while PostgreSQL is away
+	atMost       = 1000                   // operations of one poll; the next finds the rest
 )
 
 // ErrLost is returned by writes of an owner that lost its operation: the lease ended and another server took it, or a
@@ -113,14 +117,40 @@ func (h *Held) lost() {
 	h.cancel(ErrLost)
 }
 
-// Write runs fn in a transaction of the operation's account that this server still owns the operation in.
+// Write runs fn in a transaction of the operation's account that this server still owns the operation in. While PostgreSQL
+// is away it tries again, as long as the lease may last: fn may run more than once.
 func (h *Held) Write(ctx context.Context, fn func(db.Tx) error) error {
-	return h.r.db.InTenant(ctx, h.TenantID, func(tx db.Tx) error {
-		if err := h.Guard(ctx, tx); err != nil {
+	deadline := time.Now().Add(Lease)
+	for {
+		err := h.r.db.InTenant(ctx, h.TenantID, func(tx db.Tx) error {
+			if err := h.Guard(ctx, tx); err != nil {
+				return err
+			}
+			return fn(tx)
+		})
+		if err == nil || !away(err) || time.Now().After(deadline) {
 			return err
 		}
-		return fn(tx)
-	})
+		select {
+		case <-time.After(outagePause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// away tells whether err says that PostgreSQL did not take the transaction because it stops, starts or is not there. An
+// error of which this cannot be told may come from a commit that happened.
+func away(err error) bool {
+	var connect *pgconn.ConnectError
+	var pg *pgconn.PgError
+	switch {
+	case errors.As(err, &connect), pgconn.SafeToRetry(err):
+		return true
+	case errors.As(err, &pg):
+		return pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
+	}
+	return false
 }
 
 // End finishes the operation in the transaction of its last write. It must be the handler's last word.
@@ -248,13 +278,13 @@ func (r *Runner) adopt(ctx, work context.Context, handlers *sync.WaitGroup) bool
 }
 
 func (r *Runner) poll(ctx, work context.Context, handlers *sync.WaitGroup) {
-	due, err := r.db.Due(ctx, db.DueOperations)
+	due, err := r.db.Lookup().DueMachineOperations(ctx, atMost)
 	if err != nil {
 		r.complain(ctx, "look for operations that nobody owns", err)
 		return
 	}
-	for _, ref := range due {
-		r.claim(ctx, work, handlers, ref, false)
+	for _, d := range due {
+		r.claim(ctx, work, handlers, db.Ref{TenantID: d.TenantID, ID: d.ID}, false)
 	}
 }
 

@@ -80,17 +80,11 @@ func (p *provider) close() {
 func serveEgress(machines, dir string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	guest, err := guestOf(machines)
+	p, err := local.Attach(machines)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	p, err := local.New(local.Options{Dir: machines, GuestBinary: guest})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer p.Close()
 	err = broker.Serve(ctx, broker.Options{Dir: dir, Dial: func(ctx context.Context, _, ref string) (net.Conn, error) { return p.Guest(ctx, ref) }})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
