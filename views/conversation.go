@@ -63,6 +63,7 @@ type TurnState struct {
 // Working says what a running turn waits for, under the last row; empty Text shows nothing.
 type Working struct {
 	Text  string // "Waiting for the setup: packages"
+	Asked string // the prompt of a turn that has not begun, and so is not in the transcript yet
 	Link  Link   // to what it waits for
 	Since time.Time
 }

@@ -445,6 +445,16 @@ func (t *Transcript) Items() templ.Component {
 	return templ.Join(parts...)
 }
 
+// Asked tells whether the prompt of a turn is shown.
+func (t *Transcript) Asked(turn int) bool {
+	for _, it := range slices.Backward(t.items) {
+		if _, ok := it.body.(PromptBody); ok && it.turn <= turn {
+			return it.turn == turn
+		}
+	}
+	return false
+}
+
 // Empty tells whether there is nothing to show.
 func (t *Transcript) Empty() bool { return len(t.items) == 0 }
 

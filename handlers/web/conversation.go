@@ -172,8 +172,11 @@ func (w *Console) state(ctx context.Context, a tenant.Actor, t conversation.Conv
 	if turn := t.CurrentTurn; turn != nil {
 		s.head.Turn, s.head.InterruptURL = turn.TurnNumber, base+"/interrupt"
 		s.working = views.Working{Text: "Working"}
+		if !fold.Asked(turn.TurnNumber) {
+			s.working.Asked = turn.Prompt
+		}
 		if wait := turn.WaitingFor; wait != nil {
-			s.working = views.Working{Text: waitingText(*wait), Since: wait.Since}
+			s.working.Text, s.working.Since = waitingText(*wait), wait.Since
 			if wait.Reason == conversation.ForSetup && !t.Workspace.Implicit {
 				s.working.Link = workspaceOf(t)
 			}
@@ -413,6 +416,8 @@ func (t *talkStream) show(items []stream.Item) (changed, over bool, err error) {
 		switch r.Type {
 		case transcript.Message, transcript.Thought, transcript.ToolOutput:
 			continue
+		case transcript.Prompt: // it is in the transcript now, and no longer below it
+			f = append(f, views.Fragment{Target: views.IDWorking, Swap: views.SwapMorph, Content: views.WorkingLine(views.Working{Text: "Working"}, t.fold.Now)})
 		case transcript.Error, transcript.PermissionRequest:
 			f = append(f, announcement(r))
 		case transcript.Stage:

@@ -112,6 +112,9 @@ func conversationBadge(t conversation.Conversation) views.Badge {
 func waitingText(w conversation.Waiting) string {
 	switch w.Reason {
 	case conversation.ForQueue:
+		if w.Detail == "" {
+			return "Waiting to begin"
+		}
 		return "Queued behind turn " + w.Detail
 	case conversation.ForSetup:
 		if w.Detail != "" {

@@ -1,0 +1,423 @@
+package web_test
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/PuerkitoBio/goquery"
+	"github.com/google/uuid"
+
+	"managoat/handlers"
+	"managoat/handlers/web"
+	"managoat/internal/audit"
+	"managoat/internal/conversation"
+	"managoat/internal/conversation/conversationtest"
+	"managoat/internal/files"
+	"managoat/internal/identity/identitytest"
+)
+
+func TestMain(m *testing.M) { os.Exit(conversationtest.Main(m)) }
+
+// site is the console over a whole host.
+type site struct {
+	*conversationtest.World
+	t   *testing.T
+	url string
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	w := conversationtest.New(t)
+	console := web.New(web.Options{
+		Identity: w.People, Environments: w.Environments, Vaults: w.Vaults, Agents: w.Agents, Inference: w.Inference, Workspaces: w.Workspaces,
+		Conversations: w.Conversations, Files: files.New(w.Workspaces, w.Conversations), Ledger: w.Ledger, Audit: audit.New(w.DB), Reader: w.Reader,
+		SessionCookie: handlers.SessionCookie, Providers: []string{"local"}, DefaultProvider: "local", Version: "test",
+	})
+	edge, _ := handlers.New(handlers.Config{DB: w.DB, Auth: w.People, Routes: handlers.PageRoutes(console), ErrorPage: console.ErrorPage,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	server := httptest.NewServer(edge)
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return &site{w, t, server.URL}
+}
+
+// visitor is a browser without JavaScript.
+type visitor struct {
+	t    *testing.T
+	base string
+	http *http.Client
+}
+
+func (s *site) visitor(t *testing.T) *visitor {
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &visitor{t, s.url, &http.Client{Jar: jar, Timeout: time.Minute}}
+}
+
+// as signs an account's owner in.
+func (s *site) as(t *testing.T, who identitytest.Account) *visitor {
+	t.Helper()
+	v := s.visitor(t)
+	if p := v.post("/sign-in", "email", who.Email, "password", identitytest.Password); p.path != "/" || p.status != http.StatusOK {
+		t.Fatalf("signing in ends at %s with %d: %s", p.path, p.status, p.text())
+	}
+	return v
+}
+
+// shown is a page as it arrived.
+type shown struct {
+	t      *testing.T
+	status int
+	path   string // where redirects ended
+	header http.Header
+	body   string
+	doc    *goquery.Document
+}
+
+func (v *visitor) do(r *http.Request) *shown {
+	v.t.Helper()
+	answer, err := v.http.Do(r)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	doc, err := goquery.NewDocumentFromReader(strings.NewReader(string(body)))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return &shown{v.t, answer.StatusCode, answer.Request.URL.RequestURI(), answer.Header, string(body), doc}
+}
+
+func (v *visitor) get(path string, header ...string) *shown {
+	v.t.Helper()
+	r, err := http.NewRequest(http.MethodGet, v.base+path, nil)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	return v.do(r)
+}
+
+func (v *visitor) post(path string, fields ...string) *shown {
+	v.t.Helper()
+	form := url.Values{}
+	for i := 0; i < len(fields); i += 2 {
+		form.Add(fields[i], fields[i+1])
+	}
+	r, err := http.NewRequest(http.MethodPost, v.base+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r.Header.Set("Sec-Fetch-Site", "same-origin")
+	return v.do(r)
+}
+
+func (s *shown) text() string {
+	return strings.Join(strings.Fields(s.doc.Find("main").Text()), " ")
+}
+
+// says fails unless the page holds the texts and has the status.
+func (s *shown) says(status int, texts ...string) *shown {
+	s.t.Helper()
+	if s.status != status {
+		s.t.Fatalf("%s: status %d, want %d: %s", s.path, s.status, status, s.text())
+	}
+	for _, want := range texts {
+		if !strings.Contains(s.text(), want) {
+			s.t.Fatalf("%s does not say %q: %s", s.path, want, s.text())
+		}
+	}
+	return s
+}
+
+// reason is the sentence beside a field.
+func (s *shown) reason(field string) string {
+	s.t.Helper()
+	control := s.doc.Find(fmt.Sprintf(`[name="%s"][aria-invalid=true]`, field)).First()
+	if control.Length() == 0 {
+		return ""
+	}
+	by, _, _ := strings.Cut(control.AttrOr("aria-describedby", ""), " ")
+	return strings.TrimSpace(s.doc.Find("#" + by).Text())
+}
+
+func TestConsoleWithoutJavaScript(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	other := s.Account(t)
+
+	t.Run("who is not signed in is led to the sign-in and back", func(t *testing.T) {
+		t.Parallel()
+		v := s.visitor(t)
+		p := v.get("/environments/new?x=1").says(200, "Sign in")
+		next := p.doc.Find("[name=next]").AttrOr("value", "")
+		if next != "/environments/new?x=1" {
+			t.Fatalf("leads back to %q", next)
+		}
+		v.post("/sign-in", "email", s.Owner.Email, "password", "wrong wrong wrong", "next", next).says(401, "Sign in")
+		v.post("/sign-in", "email", s.Owner.Email, "password", identitytest.Password, "next", next).says(200, "New environment")
+		if p := v.get("/sign-in"); p.path != "/" {
+			t.Fatalf("who is signed in stays at %s", p.path)
+		}
+		v.post("/sign-out").says(200, "Sign in")
+		v.get("/agents").says(200, "Sign in")
+	})
+	t.Run("signing in leads nowhere else", func(t *testing.T) {
+		t.Parallel()
+		for _, next := range []string{"https://evil.example/", "//evil.example/", `/\evil.example`, "javascript:alert(1)", "evil.example", "/ok%0d%0aSet-Cookie:x"} {
+			v := s.visitor(t)
+			v.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+			to := v.post("/sign-in", "email", s.Owner.Email, "password", identitytest.Password, "next", next).header.Get("Location")
+			if u, err := url.Parse(to); err != nil || u.Host != "" || !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") || strings.ContainsAny(to, "\\\r\n") {
+				t.Errorf("next %q leads to %q", next, to)
+			}
+		}
+	})
+	t.Run("a write from another site is refused", func(t *testing.T) {
+		t.Parallel()
+		v := s.as(t, s.Owner)
+		r, err := http.NewRequest(http.MethodPost, s.url+"/vaults", strings.NewReader("name=stolen"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Sec-Fetch-Site", "cross-site")
+		v.do(r).says(403, "another site")
+		if strings.Contains(v.get("/vaults").text(), "stolen") {
+			t.Fatal("it was made all the same")
+		}
+	})
+	t.Run("an environment: reasons beside the fields, what was typed stays, then it is kept", func(t *testing.T) {
+		t.Parallel()
+		v := s.as(t, s.Owner)
+		p := v.post("/environments", "name", "web <b>", "packages.apt", "git\nrip grep", "repositories.url", "", "repositories.url", "ssh://git@example.com/a.git",
+			"repositories.mount_path", "", "repositories.mount_path", "/home/sprite/a", "env_vars", "GOOD=1\nnonsense", "setup_script", "set -e\r\necho \"<hi>\"\r\n",
+			"setup_timeout_seconds", "9000", "networking_type", "limited", "networking_config.allowed_hosts", "example.com")
+		p.says(422, "Nothing was saved")
+		for _, field := range []string{"packages.apt", "repositories.url", "env_vars", "setup_timeout_seconds"} {
+			if p.reason(field) == "" {
+				t.Errorf("no reason beside %s: %s", field, p.text())
+			}
+		}
+		if got := p.doc.Find("[name=setup_script]").Text(); got != "set -e\necho \"<hi>\"\n" {
+			t.Errorf("the script came back as %q", got)
+		}
+		if strings.Contains(p.body, "web <b>") {
+			t.Error("a name is not escaped")
+		}
+		p = v.post("/environments", "name", "web <b>", "packages.apt", "git\nripgrep", "repositories.url", "https://example.com/a.git", "repositories.mount_path", "/home/sprite/a",
+			"env_vars", "GOOD=1\nTWO=\"a\\nb\"", "setup_script", "set -e\r\ntrue\r\n", "setup_timeout_seconds", "90", "networking_type", "limited", "networking_config.allowed_hosts", "example.com")
+		p.says(200, "Created the environment web <b>.")
+		page := p.path
+		e, err := s.Environments.Get(t.Context(), s.Owner.Actor, uuid.MustParse(strings.TrimPrefix(page, "/environments/")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.SetupScript != "set -e\ntrue\n" || e.EnvVars["TWO"] != "a\nb" || e.NetworkingType != "limited" || len(e.Packages.Apt) != 2 || e.Repositories[0].MountPath != "/home/sprite/a" {
+			t.Fatalf("kept as %+v", e)
+		}
+		if strings.Contains(v.get(page).text(), "Created the environment") {
+			t.Error("the sentence came twice")
+		}
+		// What the form shows it takes back unchanged.
+		fields := []string{}
+		v.get(page).doc.Find("main form.form").First().Find("input, textarea").Each(func(_ int, s *goquery.Selection) {
+			if typ := s.AttrOr("type", ""); (typ == "radio" || typ == "checkbox") && s.AttrOr("checked", "-") == "-" {
+				return
+			}
+			value := s.AttrOr("value", "")
+			if goquery.NodeName(s) == "textarea" {
+				value = s.Text()
+			}
+			fields = append(fields, s.AttrOr("name", ""), value)
+		})
+		v.post(page, fields...).says(200, "Saved the environment")
+		again, err := s.Environments.Get(t.Context(), s.Owner.Actor, e.ID)
+		if err != nil || fmt.Sprint(again.Input) != fmt.Sprint(e.Input) {
+			t.Fatalf("after saving what was shown: %+v, %v", again.Input, err)
+		}
+		if p := v.post("/environments", "name", "web <b>", "setup_timeout_seconds", "90").says(422); p.reason("name") == "" {
+			t.Errorf("a name that is taken has no reason beside it: %s", p.text())
+		}
+	})
+	t.Run("a secret goes in and never comes out", func(t *testing.T) {
+		t.Parallel()
+		v := s.as(t, s.Owner)
+		page := v.post("/vaults", "name", "bot").says(200, "Created the vault bot.").path
+		v.post(page+"/secrets", "key", "1BAD", "value", "s3cret-value-one").says(422)
+		p := v.post(page+"/secrets", "key", "GIT_TOKEN", "value", "s3cret-value-two\r\nline", "expires_at", "2099-01-31")
+		p.says(200, "Saved the secret GIT_TOKEN.", "GIT_TOKEN", "just now")
+		for _, at := range []string{page, "/vaults", "/audit"} {
+			if strings.Contains(v.get(at).body, "s3cret") {
+				t.Errorf("%s shows the value", at)
+			}
+		}
+		v.post(page+"/secrets", "key", "GIT_TOKEN", "value", "x", "expires_at", "soon").says(422, "must be a date")
+		v.post(page+"/secrets/GIT_TOKEN/delete").says(200, "Deleted the secret GIT_TOKEN.")
+		v.post(page+"/delete", "confirm", "not bot").says(422, "This is not the name")
+		v.post(page+"/delete", "confirm", "bot").says(200, "Deleted the vault bot.")
+		v.get(page).says(404, "Not found")
+	})
+	t.Run("a key is shown once", func(t *testing.T) {
+		t.Parallel()
+		v := s.as(t, s.Account(t))
+		v.post("/settings/keys", "name", "").says(422)
+		p := v.post("/settings/keys", "name", "deploy").says(200, "Key made.")
+		key := p.doc.Find("#made-key").Text()
+		if !strings.HasPrefix(key, "mgt_") || p.header.Get("Cache-Control") != "no-store" {
+			t.Fatalf("key %q, Cache-Control %q", key, p.header.Get("Cache-Control"))
+		}
+		if _, err := s.People.AuthenticateKey(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+		if p := v.get("/settings/keys").says(200, "deploy"); strings.Contains(p.body, key) {
+			t.Fatal("it is shown again")
+		}
+		at := v.get("/settings/keys").doc.Find(`form[action$="/delete"]`).First().AttrOr("action", "")
+		v.post(at).says(200, "Deleted the key.")
+	})
+	t.Run("a credential is kept without being shown", func(t *testing.T) {
+		t.Parallel()
+		v := s.as(t, s.Account(t))
+		v.post("/settings/credentials", "name", "team", "provider", "anthropic", "kind", "api_key", "key", "has space").says(422, "must hold no spaces")
+		p := v.post("/settings/credentials", "name", "team", "provider", "anthropic", "kind", "api_key", "key", "sk-test-12345678").says(200, "Saved the credential team.", "default")
+		if strings.Contains(p.body, "sk-test") {
+			t.Fatal("its key is shown")
+		}
+	})
+	t.Run("an agent: versions and their difference", func(t *testing.T) {
+		t.Parallel()
+		v := s.as(t, s.Owner)
+		v.post("/agents", "name", "Builder", "runtime", "claude", "model", "openai/gpt-5").says(422)
+		page := v.post("/agents", "name", "Builder", "runtime", "acp", "runtime_command", "agent", "system", "Be brief.").says(200, "Created the agent Builder.").path
+		v.post(page, "version", "1", "name", "Builder", "runtime", "acp", "runtime_command", "agent --fast", "system", "Be brief.").says(200, "Saved version 2")
+		v.post(page, "version", "1", "name", "Builder", "runtime", "acp", "runtime_command", "agent --slow").says(409)
+		p := v.get(page+"/versions?to=2").says(200, "runtime_command", "Version 1 → 2")
+		if p.doc.Find(".diff tr.add").Length() != 1 || p.doc.Find(".diff tr.del").Length() != 1 {
+			t.Fatalf("the difference: %s", p.doc.Find(".diff").Text())
+		}
+		v.get(page + "/versions?to=9").says(404)
+	})
+	t.Run("another account sees nothing of it", func(t *testing.T) {
+		t.Parallel()
+		env := s.Environment(nil)
+		space := s.Workspace(env)
+		agent := s.Agent("")
+		talk := s.Launch(conversation.CreateInput{AgentID: agent, WorkspaceID: &space.ID})
+		vault := uuid.MustParse(strings.TrimPrefix(s.as(t, s.Owner).post("/vaults", "name", "mine").path, "/vaults/"))
+		mine, foreign := s.as(t, s.Owner), s.as(t, other)
+		ids := map[string]string{"workspaces": space.ID.String(), "conversations": talk.ID.String(), "agents": agent.String(), "environments": env.String(), "vaults": vault.String()}
+		for _, r := range handlers.PageRoutes(web.New(web.Options{})) {
+			noun := strings.Split(r.Path, "/")[1]
+			if ids[noun] == "" || !strings.Contains(r.Path, "{id}") {
+				continue
+			}
+			path := strings.NewReplacer("{id}", ids[noun], "{request}", uuid.NewString(), "{secret}", "KEY").Replace(r.Path)
+			missing := strings.NewReplacer("{id}", uuid.NewString(), "{request}", uuid.NewString(), "{secret}", "KEY").Replace(r.Path)
+			for _, at := range []string{path, missing, strings.ReplaceAll(path, ids[noun], "not-an-id")} {
+				var p *shown
+				if r.Method == http.MethodGet {
+					p = foreign.get(at)
+				} else {
+					p = foreign.post(at, "confirm", "x", "prompt", "x", "title", "x", "turn", "1", "name", "x", "setup_timeout_seconds", "1", "runtime", "acp", "runtime_command", "x", "key", "KEY", "value", "x")
+				}
+				if p.status != http.StatusNotFound {
+					t.Errorf("%s %s as another account: %d: %s", r.Method, at, p.status, p.text())
+				}
+			}
+		}
+		for _, list := range []string{"/", "/workspaces", "/conversations", "/agents", "/environments", "/vaults", "/audit"} {
+			if body := foreign.get(list).says(200).body; strings.Contains(body, space.ID.String()) || strings.Contains(body, space.Name) || strings.Contains(body, talk.ID.String()) {
+				t.Errorf("%s shows another account's things", list)
+			}
+			mine.get(list).says(200)
+		}
+	})
+	t.Run("a sandbox key opens no page", func(t *testing.T) {
+		t.Parallel()
+		v := s.visitor(t)
+		v.get("/workspaces", "Authorization", "Bearer mgt_nonsense").says(401)
+	})
+	t.Run("what is not there says so", func(t *testing.T) {
+		t.Parallel()
+		s.as(t, s.Owner).get("/nothing/here").says(404, "Not found", "not_found", "Request")
+		s.visitor(t).get("/setup?token=nonsense").says(410, "This link cannot be used")
+	})
+}
+
+func TestAConversationWithoutJavaScript(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	v := s.as(t, s.Owner)
+	v.get("/").says(200, "Before the first conversation", "Make an agent")
+	env := s.Environment(nil)
+	agent := s.Agent("")
+	v.post("/workspaces", "name", "", "environment_id", env.String()).says(422)
+	page := v.post("/workspaces", "name", "shop", "environment_id", env.String(), "sandbox_provider", "local").says(200, "shop", "One trust boundary").path
+	space := uuid.MustParse(strings.TrimPrefix(page, "/workspaces/"))
+	v.post("/conversations", "prompt", "say hello", "agent_id", agent.String(), "workspace_id", space.String(), "cwd", "/etc").says(422)
+	talk := v.post("/conversations", "prompt", "say **bold** words\nterminal echo out; echo err >&2; exit 3", "agent_id", agent.String(), "workspace_id", space.String()).says(200).path
+	id := uuid.MustParse(strings.TrimPrefix(strings.Split(talk, "#")[0], "/conversations/"))
+	s.Ended(id, 1)
+	p := v.get(talk).says(200, "bold words", "exit 3", "Turn 1 completed", "echo out; echo err")
+	if p.doc.Find(".md strong").Text() != "bold" {
+		t.Errorf("the message: %s", p.doc.Find(".said").Text())
+	}
+	if row := p.doc.Find("li.tool summary.fail"); row.Length() != 1 {
+		t.Errorf("a command with exit code 3 is not shown as failed: %s", p.doc.Find("li.tool").Text())
+	}
+	v.post(talk+"/prompts", "prompt", "sleep 60000").says(200, "sleep 60000")
+	v.post(talk+"/prompts", "prompt", "say too early").says(400, "conversation_busy")
+	if got := v.post(talk+"/prompts", "prompt", "say too early").doc.Find("#prompt").Text(); got != "say too early" {
+		t.Errorf("what was typed came back as %q", got)
+	}
+	turn := s.Turn(id, 2)
+	v.post(talk+"/interrupt", "turn", "2").says(200)
+	s.Ended(id, 2)
+	v.post(talk+"/interrupt", "turn", "2").says(409)
+	v.get(talk).says(200, fmt.Sprintf("Turn %d interrupted", turn.TurnNumber))
+	v.post(talk+"/prompts", "prompt", "exit 4").says(200)
+	s.Ended(id, 3)
+	v.get(talk).says(200, "Turn 3 failed", "adapter_crashed", "Copy diagnostics", "agent: giving up")
+	d := v.get(talk + "/diagnostics")
+	for _, want := range []string{`"adapter_crashed"`, `"version": "test"`, `"request_id"`} {
+		if !strings.Contains(d.body, want) {
+			t.Errorf("the diagnostics lack %s: %s", want, d.body)
+		}
+	}
+	for _, private := range []string{"exit 4", "bold"} {
+		if strings.Contains(d.body, `"`+private) {
+			t.Errorf("the diagnostics repeat what was said: %q", private)
+		}
+	}
+	v.post(talk+"/rename", "title", strings.Repeat("x", 500)).says(422)
+	v.post(talk+"/rename", "title", "Words").says(200, "Words")
+	v.get("/conversations?q=Words").says(200, "Words", "shop")
+	v.get("/").says(200, "Words", "Recent")
+	for path, want := range map[string]string{"": "Words", "/files": ".managoat/", "/files?path=/etc": "path", "/git-status": "not", "/diff": "not", "/setup-log": "Create the machine", "/egress": "Unrestricted"} {
+		v.get(page+path).says(200, want)
+	}
+	v.post(talk + "/terminate").says(200, "This conversation has ended")
+	v.post(talk+"/prompts", "prompt", "x").says(410, "ended")
+	v.post(page+"/delete", "confirm", "shop").says(200, "Deleting shop")
+}
