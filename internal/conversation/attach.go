@@ -156,14 +156,17 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) error {
 	if t.c.HomeMachineID == nil || *t.c.HomeMachineID != up.MachineID {
 		t.waits(ctx, ForHome, "")
 		start := time.Now()
-		if err := makeHome(ctx, up.Guest, t.runtime, l); err != nil {
+		err := makeHome(ctx, up.Guest, t.runtime, l)
+		if err == nil {
+			err = merge(ctx, up.Guest, t.runtime, l) // a home that cannot take our keys is not made: the next prompt makes it anew
+		}
+		if err != nil {
 			f := failureOf(err)
 			t.stage(ctx, transcript.StageBody{Stage: "home", State: "failed", Reason: f.problem.Code, Detail: f.problem.Fields, DurationMS: time.Since(start).Milliseconds()})
 			return err
 		}
 		before := t.c.HomeMachineID
-		err := t.op.write(ctx, func(tx db.Tx) error { return tx.SetHome(ctx, &up.MachineID, t.c.ID) })
-		if err != nil {
+		if err := t.op.write(ctx, func(tx db.Tx) error { return tx.SetHome(ctx, &up.MachineID, t.c.ID) }); err != nil {
 			return err
 		}
 		t.c.HomeMachineID, t.c.RuntimeSessionID = &up.MachineID, ""
@@ -171,8 +174,7 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) error {
 		if before != nil {
 			t.notice(ctx, "new_machine", "The machine is a new one, set up from the environment as it is now. What lay on the old disk is gone, and the agent starts without its memory of this conversation.")
 		}
-	}
-	if err := merge(ctx, up.Guest, t.runtime, l); err != nil {
+	} else if err := merge(ctx, up.Guest, t.runtime, l); err != nil {
 		return err
 	}
 	roots := append([]string{guest.Home}, up.Repositories...)

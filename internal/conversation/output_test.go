@@ -211,9 +211,32 @@ func TestWhatAgentsPrint(t *testing.T) {
 				t.Errorf("row %d shows the secret: %s %s", r.Seq, r.Body, r.Raw)
 			}
 		}
-		must(t, w.Ask(c, "env MANAGOAT_TOKEN", "env HTTPS_PROXY"), conversation.Completed, "")
+		must(t, w.Ask(c, "env MANAGOAT_TOKEN", "env HTTPS_PROXY", "env MANAGOAT_BASE_URL"), conversation.Completed, "")
 		if strings.Contains(w.Said(c), "mgt_") || strings.Contains(w.Said(c), "mgw_") {
 			t.Errorf("the conversation's own keys are shown: %q", w.Said(c))
+		}
+		if !strings.HasSuffix(w.Said(c), "MANAGOAT_BASE_URL=http://api.managoat.internal") {
+			t.Errorf("said %q", w.Said(c))
+		}
+	})
+
+	t.Run("a runtime with a model gets the gateway's address and a token for the key", func(t *testing.T) {
+		t.Parallel()
+		w.Claude() // makes the account's key
+		model := "anthropic/some-model"
+		c := w.Launch(conversation.CreateInput{AgentID: w.Agent("", func(c *agent.Config) { c.Model = &model }), WorkspaceID: &ws.ID, SandboxAPIAccess: "owner"}).ID
+		must(t, w.Ask(c, "env ANTHROPIC_BASE_URL", "message 2", "say |", "env ANTHROPIC_MODEL", "message 3", "say |", "env ANTHROPIC_API_KEY"), conversation.Completed, "")
+		if got, want := w.Said(c), "ANTHROPIC_BASE_URL=http://model.managoat.internal|ANTHROPIC_MODEL=some-model|ANTHROPIC_API_KEY=[REDACTED]"; got != want {
+			t.Errorf("said %q, want %q", got, want)
+		}
+	})
+
+	t.Run("a conversation without API access holds no key of ours", func(t *testing.T) {
+		t.Parallel()
+		c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), SandboxAPIAccess: "none"}).ID
+		must(t, w.Ask(c, "env MANAGOAT_TOKEN", "say |", "env MANAGOAT_BASE_URL"), conversation.Completed, "")
+		if got, want := w.Said(c), "MANAGOAT_TOKEN=|MANAGOAT_BASE_URL="; got != want {
+			t.Errorf("said %q, want %q", got, want)
 		}
 	})
 }

@@ -33,6 +33,7 @@ const (
 	reconnectFor   = 30 * time.Second       // a guest connection that broke is made again for so long
 	reconnectEvery = 250 * time.Millisecond //
 	signalTimeout  = 5 * time.Second        // for the guest to deliver a signal
+	exitPoll       = 20 * time.Millisecond  // between looks for the end of what was killed
 )
 
 // process is a conversation's adapter while this server holds it. What it says is handled by one goroutine, the pump; the
@@ -281,15 +282,33 @@ func (p *process) reconnect() error {
 // errMachineRestarted says that the machine was stopped, and the adapter with it.
 var errMachineRestarted = errors.New("the machine was stopped")
 
-// kill ends the adapter's whole tree, for a process that this server may not hold.
+// killAdapter ends an adapter's whole tree and forgets its command. What the guest does not know is gone already.
 func killAdapter(ctx context.Context, g *guest.Client, execID string) error {
 	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
 	defer cancel()
-	var file *guest.FileError
-	if err := g.Signal(ctx, execID, "SIGKILL"); err != nil && !(errors.As(err, &file) && file.Code == guest.ErrNotFound) {
+	if err := g.Signal(ctx, execID, "SIGKILL"); err != nil && !notFound(err) {
 		return fmt.Errorf("end the adapter: %w", err)
 	}
-	if err := g.Forget(ctx, execID); err != nil && !(errors.As(err, &file) && file.Code == guest.ErrNotFound) {
+	tick := time.NewTicker(exitPoll)
+	defer tick.Stop()
+	for { // its last output is drained for a moment before it counts as ended
+		status, err := g.Status(ctx, execID)
+		if notFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("see the adapter's end: %w", err)
+		}
+		if status.Exit != nil {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("see the adapter's end: %w", ctx.Err())
+		}
+	}
+	if err := g.Forget(ctx, execID); err != nil {
 		return fmt.Errorf("forget the adapter: %w", err)
 	}
 	return nil

@@ -16,9 +16,9 @@ import (
 // Patience with a runtime. A machine that is short of memory or CPU starts slowly; a runtime that does not answer at all
 // must not hold its turn for ever.
 const (
-	initializeTimeout = time.Minute
-	sessionTimeout    = 2 * time.Minute
-	loadTimeout       = 5 * time.Minute // a long history is replayed
+	initializeTimeout = 3 * time.Minute
+	sessionTimeout    = 5 * time.Minute
+	loadTimeout       = 10 * time.Minute // a long history is replayed
 )
 
 // client is how we name ourselves to agents.

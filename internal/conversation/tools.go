@@ -333,7 +333,7 @@ func (p *process) result(c *toolCall, line []byte) {
 	if !c.shown {
 		b.Diffs = p.diffs(c.Content)
 	}
-	if b.Status == Pending || b.Status == Running {
+	if b.Status == Pending || b.Status == Running || b.Status == Failed && p.turn != nil && p.turn.stopping.Load() {
 		b.Status = Interrupted
 	}
 	if told.ExitCode != nil || told.Signal != "" {

@@ -18,7 +18,7 @@ import (
 )
 
 // patience is how long a test waits for what must come. It only ever passes when something is broken.
-const patience = 90 * time.Second
+const patience = 5 * time.Minute
 
 // Until waits for a condition.
 func (w *World) Until(what string, met func() bool) {
