@@ -302,7 +302,9 @@ func (c *Client) keep(ctx context.Context) {
 			return // asked here: of two cases that are ready, select takes any
 		}
 		pause = min(max(retryFirst, 2*pause), retryMost)
-		if err := c.establish(ctx); err != nil && ctx.Err() == nil {
+		// Not to be cut short: a process that was started must be seen to serve, or Close would leave one behind that
+		// nobody knows of yet.
+		if err := c.establish(context.WithoutCancel(ctx)); err != nil && ctx.Err() == nil {
 			c.log.Error("no egress process", "error", err, "retry_in", pause)
 			c.mu.Lock()
 			c.lastErr = err
