@@ -260,7 +260,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		return nil, err
 	}
 	s.broker, err = broker.Connect(ctx, b.dir.Path("egress"), broker.ClientOptions{
-		Spawn: broker.Command([]string{self, "egress", "--data", b.dir.Path()}, os.Environ()), Sink: s.ledger, Log: log,
+		Spawn: broker.Command([]string{self, "egress", "--data", b.dir.Path()}, egressEnviron()), Sink: s.ledger, Log: log,
 		Settings: broker.Settings{Resolve: resolve, AllowPrivate: allow, ExtraCA: ca, Ports: ports, API: b.dir.Path(apiSocket)},
 	})
 	if err != nil {
@@ -298,6 +298,18 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	occupants.Service = s.conversations
 	s.files = files.New(s.workspaces, s.conversations)
 	return s, nil
+}
+
+// egressEnviron is what the egress process gets of the server's environment: nothing of its settings, which hold keys
+// and passwords. What it needs of them comes over the control socket.
+func egressEnviron() []string {
+	var env []string
+	for _, name := range []string{"PATH", "HOME", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"} {
+		if value, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
 }
 
 // occupants breaks the circle: conversations are made on workspaces, which ask about their conversations.
