@@ -39,6 +39,10 @@ where tenant_id = app_tenant() and id = @id;
 update machines set status = 'starting', transition = 'waking', error = null, updated_at = now()
 where tenant_id = app_tenant() and id = @id and status in ('starting', 'suspended');
 
+-- name: ParkingMachine :execrows
+update machines set transition = 'parking', updated_at = now()
+where tenant_id = app_tenant() and id = @id and status = 'ready' and transition = '';
+
 -- name: ParkMachine :execrows
 update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now()
 where tenant_id = app_tenant() and id = @id and status in ('starting', 'ready', 'suspended');

@@ -252,6 +252,19 @@ func (q *Queries) ParkMachine(ctx context.Context, error json.RawMessage, iD uui
 	return result.RowsAffected(), nil
 }
 
+const parkingMachine = `-- name: ParkingMachine :execrows
+update machines set transition = 'parking', updated_at = now()
+where tenant_id = app_tenant() and id = $1 and status = 'ready' and transition = ''
+`
+
+func (q *Queries) ParkingMachine(ctx context.Context, id uuid.UUID) (int64, error) {
+	result, err := q.db.Exec(ctx, parkingMachine, id)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const placeMachine = `-- name: PlaceMachine :exec
 update machines set host_id = $1::uuid, epoch = $2, limits = $3, updated_at = now()
 where tenant_id = app_tenant() and id = $4

@@ -34,6 +34,8 @@ const (
 	DefaultBytes = 256 << 10 // of a file or a diff
 	MaxBytes     = 4 << 20
 	maxPath      = 4096 // bytes
+
+	readTimeout = 30 * time.Second // one answer of a machine
 )
 
 // Service reads disks.
@@ -50,9 +52,10 @@ func New(workspaces *workspace.Service, occupants workspace.Occupants) *Service 
 // disk is a machine that is up, and what may be read of it.
 type disk struct {
 	*workspace.Up
-	roots  []string
-	redact *transcript.Redactor
-	gate   *transcript.Gate
+	roots   []string
+	redact  *transcript.Redactor
+	gate    *transcript.Gate
+	trouble func() string // what keeps the machine from answering, if anything is known
 }
 
 // open makes a workspace's disk readable and the path absolute. What lies outside of the roots by its text is refused
@@ -74,7 +77,9 @@ func (s *Service) open(ctx context.Context, actor tenant.Actor, id uuid.UUID, p 
 	if err != nil {
 		return nil, "", fmt.Errorf("look for the conversations' credentials: %w", err)
 	}
-	d := &disk{Up: up, roots: []string{guest.Home}}
+	d := &disk{Up: up, roots: []string{guest.Home}, trouble: func() string {
+		return s.workspaces.Trouble(context.WithoutCancel(ctx), actor.TenantID, up.MachineID)
+	}}
 	for _, root := range slices.Concat(up.Repositories, live) {
 		if !slices.Contains(d.roots, root) {
 			d.roots = append(d.roots, root)
@@ -102,14 +107,22 @@ func place(p string) (string, error) {
 	return path.Clean(p), nil
 }
 
+// unreachable is the refusal of a machine that did not answer a read.
+func (d *disk) unreachable(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	if trouble := d.trouble(); trouble != "" {
+		return refusal.New(refusal.SandboxUnreachable, "The machine does not answer. %s", trouble).RetryAfter(readTimeout)
+	}
+	return fmt.Errorf("%w (%w)", machine.Unreachable(err), err)
+}
+
 // refuse turns what the guest answers into what people read.
 func (d *disk) refuse(err error, p string) error {
 	var f *guest.FileError
 	if !errors.As(err, &f) {
-		if errors.Is(err, context.Canceled) {
-			return err
-		}
-		return fmt.Errorf("%w (%w)", machine.Unreachable(err), err)
+		return d.unreachable(err)
 	}
 	p = d.gate.OneLine(p, maxPath)
 	switch f.Code {
@@ -152,6 +165,8 @@ func (s *Service) Files(ctx context.Context, actor tenant.Actor, id uuid.UUID, p
 	if err != nil {
 		return Listing{}, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	entries, more, err := d.Guest.List(ctx, d.roots, p, MaxEntries)
 	if err != nil {
 		return Listing{}, d.refuse(err, p)
@@ -181,6 +196,8 @@ func (s *Service) File(ctx context.Context, actor tenant.Actor, id uuid.UUID, p 
 		return Content{}, err
 	}
 	limit := clamp(maxBytes)
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	data, size, err := d.Guest.ReadFile(ctx, d.roots, p, limit+int64(d.redact.Longest()))
 	if err != nil {
 		return Content{}, d.refuse(err, p)

@@ -113,6 +113,8 @@ func (s *Service) repository(ctx context.Context, actor tenant.Actor, id uuid.UU
 // locate sets where git runs and which paths it looks at. A path that is not there may still be one that was deleted: it
 // is looked at from the nearest directory above.
 func (r *repository) locate(ctx context.Context, p string) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	at, rest := p, ""
 	for range maxParents {
 		e, resolved, err := r.Guest.Stat(ctx, r.roots, at)
@@ -202,6 +204,8 @@ func (r *repository) run(ctx context.Context, argv []string, index string, limit
 	if index != "" {
 		env["GIT_INDEX_FILE"] = index
 	}
+	ctx, cancel := context.WithTimeout(ctx, timeout+readTimeout) // the guest keeps the time, unless it cannot
+	defer cancel()
 	id := "read-" + uuid.NewString()
 	// The spool never fills before the limit, so nothing waits for an acknowledgement and nothing is dropped.
 	e := guest.Exec{ID: id, Argv: argv, Env: env, Dir: r.dir, User: guest.Sprite, Timeout: timeout, Spool: guest.SpoolProtocol, SpoolBytes: int64(limit) + maxErrors + 1}

@@ -364,7 +364,7 @@ func (s *Service) Ready(ctx context.Context, h *operation.Held, id uuid.UUID, mo
 }
 
 func (s *Service) ready(ctx context.Context, h *operation.Held, p sandbox.Provider, id uuid.UUID, ref string, more func(db.Tx) error) error {
-	disk := s.disk(ctx, p, ref)
+	disk := s.use(ctx, p, ref).DiskBytes
 	announce := func() {}
 	err := h.End(ctx, func(tx db.Tx) error {
 		if err := tx.ReadyMachine(ctx, disk, id); err != nil {
@@ -387,15 +387,15 @@ func (s *Service) ready(ctx context.Context, h *operation.Held, p sandbox.Provid
 	return err
 }
 
-// disk is how much a machine has written; 0 when its provider cannot say now.
-func (s *Service) disk(ctx context.Context, p sandbox.Provider, ref string) int64 {
+// use is what a machine uses; nothing when its provider cannot say now.
+func (s *Service) use(ctx context.Context, p sandbox.Provider, ref string) sandbox.Stats {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	st, err := p.Stats(ctx, ref)
+	stats, err := p.Stats(ctx, ref)
 	if err != nil {
-		return 0
+		return sandbox.Stats{}
 	}
-	return st.DiskBytes
+	return stats
 }
 
 // Destroy removes a machine with its disk. What is gone already is success. status is what its row says from then on.
@@ -455,6 +455,72 @@ func (s *Service) elsewhere(ctx context.Context, host uuid.UUID) error {
 		return refusal.New(refusal.MachineHostUnreachable, "The machine runs on another server of this instance (%s). Ask that one.", h.Url).RetryAfter(awayRetry)
 	}
 	return refusal.New(refusal.MachineHostUnreachable, "The server whose host runs the machine is away. The machine and its disk are kept; try again when it is back.").RetryAfter(awayRetry)
+}
+
+// Park stops a machine, keeps its disk, and ends the operation. The operation's payload is why; it is kept as the machine's
+// error.
+func (s *Service) Park(ctx context.Context, h *operation.Held) error {
+	row, p, err := s.here(ctx, h.TenantID, h.MachineID)
+	if err != nil {
+		return err
+	}
+	if err := s.stop(ctx, p, row); err != nil {
+		return err
+	}
+	announce := func() {}
+	err = h.End(ctx, func(tx db.Tx) error {
+		if _, err := tx.ParkMachine(ctx, h.Payload, row.ID); err != nil {
+			return err
+		}
+		after, err := s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
+		if after != nil {
+			announce = after
+		}
+		return err
+	})
+	if err == nil {
+		announce()
+	}
+	return err
+}
+
+func (s *Service) stop(ctx context.Context, p sandbox.Provider, row queries.Machine) error {
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	s.unlink(row.ID)
+	if err := s.o.Egress.RemoveMachine(ctx, row.ID); err != nil {
+		return fmt.Errorf("take the machine's egress away: %w", err)
+	}
+	return p.Stop(ctx, row.ProviderRef)
+}
+
+// Trouble says what keeps a machine from answering, in a sentence that names its limit; "" when nothing is known. A
+// machine whose disk is full does nothing any more.
+func (s *Service) Trouble(ctx context.Context, tenantID, id uuid.UUID) string {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	stats, err := s.Stats(ctx, tenantID, id)
+	if err != nil || !stats.DiskFull {
+		return ""
+	}
+	return diskFull(stats)
+}
+
+func diskFull(stats sandbox.Stats) string {
+	return fmt.Sprintf("The machine's disk is full (disk_full): it holds %s, and its limit is %s.", Size(stats.DiskBytes), Size(stats.DiskLimit))
+}
+
+// Size writes a number of bytes for people.
+func Size(n int64) string {
+	for _, u := range []struct {
+		name string
+		size int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.size {
+			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/float64(u.size)), ".0") + " " + u.name
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 // Stats tells what a machine uses now.

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"managoat/db"
+	"managoat/internal/machine/operation"
 	"managoat/queries"
 	"managoat/sandbox"
 )
@@ -111,11 +112,37 @@ func (s *Service) look(ctx context.Context, ref db.Ref, restore bool) error {
 				return err
 			}
 		}
-		if disk := s.disk(ctx, p, row.ProviderRef); disk > 0 {
-			return s.db.Tenant(ref.TenantID).MeasureMachine(ctx, disk, row.ID)
+		stats := s.use(ctx, p, row.ProviderRef)
+		if stats.DiskFull {
+			return s.parkFull(ctx, row, stats)
+		}
+		if stats.DiskBytes > 0 {
+			return s.db.Tenant(ref.TenantID).MeasureMachine(ctx, stats.DiskBytes, row.ID)
 		}
 	}
 	return nil
+}
+
+// parkFull parks a machine whose disk is full. Its provider has frozen it, so everything on it waits for ever; stopped, it
+// says why, and the next prompt starts it with a little room to delete in.
+func (s *Service) parkFull(ctx context.Context, row queries.Machine, stats sandbox.Stats) error {
+	s.log.Warn("a machine's disk is full", "machine", row.ID, "workspace", row.WorkspaceID, "bytes", stats.DiskBytes, "limit", stats.DiskLimit)
+	err := s.db.InTenant(ctx, row.TenantID, func(tx db.Tx) error {
+		if _, err := tx.LockWorkspace(ctx, row.WorkspaceID); err != nil {
+			return err
+		}
+		n, err := tx.ParkingMachine(ctx, row.ID)
+		if err != nil || n == 0 {
+			return err
+		}
+		cause := map[string]string{"code": "disk_full", "message": diskFull(stats)}
+		_, err = operation.Insert(ctx, tx, row.TenantID, uuid.Must(uuid.NewV7()), operation.Park, row.WorkspaceID, row.ID, cause)
+		return err
+	})
+	if operation.Busy(err) {
+		return nil // something is under way with it already
+	}
+	return err
 }
 
 // found writes down what the provider says, unless something is under way with the machine.

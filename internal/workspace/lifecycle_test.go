@@ -541,3 +541,29 @@ func TestADisabledProviderRunsNothingAndLosesNothing(t *testing.T) {
 		t.Errorf("the machine is %+v, %v", info, err)
 	}
 }
+
+// A machine that fills its disk later is parked with the reason, and the next prompt starts it with room to delete in.
+func TestAMachineWhoseDiskIsFullIsParkedAndSaysSo(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t, func(h *workspacetest.Host) { h.Limits = sandbox.Limits{DiskBytes: 64 << 20} })
+	ws := ready(t, w, create(t, w, makeEnvironment(t, w, nil)).ID)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := guest.Exec{ID: "fill", Argv: []string{"bash", "-c", "head -c 300000000 /dev/urandom > ~/big; sleep 600"}, User: guest.Sprite, Spool: guest.SpoolLog}
+	if err := up.Guest.Start(t.Context(), fill); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the machine to be parked", func() bool {
+		got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
+		return err == nil && got.MachineStatus == machine.Suspended && got.Transition == "" && strings.Contains(got.WaitingReason, "disk_full")
+	})
+	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	run(t, w, ws.ID, "rm ~/big")
+	if got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID); err != nil || got.MachineStatus != machine.Ready || got.WaitingReason != "" {
+		t.Errorf("%+v %v", got, err)
+	}
+}

@@ -56,8 +56,12 @@ type StageEvent struct {
 	Error    *SetupError // of StageFailed
 }
 
-// maxRedials is how often one command's connection to the guest is made again.
-const maxRedials = 5
+// Limits of how long a command is waited for.
+const (
+	maxRedials   = 5                // connections to the guest that one command may lose
+	troubleEvery = 2 * time.Second  // between looks at what keeps the machine from answering
+	answerGrace  = 30 * time.Second // past the command's own time limit
+)
 
 // setup is one run of a setup: on one machine, under one epoch of its operation.
 type setup struct {
@@ -278,37 +282,15 @@ func (r *setup) failure(ctx context.Context, step string, err error) *SetupError
 		r.s.log.Warn("a setup step failed", "workspace", r.w.ID, "step", step, "error", err)
 		f.Message = machine.Reason(err)
 	}
-	if full := r.diskFull(ctx); full != "" {
-		f.Message += " " + full
+	if r.built != nil && (failed == nil || failed.exit != nil) {
+		if trouble := r.s.o.Machines.Trouble(ctx, r.w.TenantID, r.machine); trouble != "" {
+			f.Message += " " + trouble // the commands' own words for it are many
+		}
 	}
 	r.out.flush()
 	f.Message = transcript.NewGate(r.redactor).String(f.Message)
 	f.OutputTail = r.out.tail()
 	return f
-}
-
-// diskFull says so when the machine's disk is full: the commands' own words for it are many.
-func (r *setup) diskFull(ctx context.Context) string {
-	if r.built == nil {
-		return ""
-	}
-	stats, err := r.s.o.Machines.Stats(ctx, r.w.TenantID, r.machine)
-	if err != nil || !stats.DiskFull {
-		return ""
-	}
-	return fmt.Sprintf("The machine's disk is full (disk_full): its limit is %s.", size(stats.DiskLimit))
-}
-
-func size(n int64) string {
-	for _, u := range []struct {
-		name string
-		size int64
-	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
-		if n >= u.size {
-			return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/float64(u.size)), ".0") + " " + u.name
-		}
-	}
-	return fmt.Sprintf("%d bytes", n)
 }
 
 // fail ends the setup. Its machine goes: a retry builds another, and a failed one holds no memory and no quota.
@@ -457,8 +439,10 @@ func (r *setup) own() map[string]string {
 func (r *setup) command(ctx context.Context, label string, e guest.Exec) error {
 	e.ID = "setup-" + uuid.NewString()
 	e.Spool = guest.SpoolLog
-	if err := r.built.Guest.Start(ctx, e); err != nil {
-		return fmt.Errorf("start %s: %w", label, err)
+	watched, stop := r.watch(ctx, label, e.Timeout)
+	defer stop()
+	if err := r.built.Guest.Start(watched, e); err != nil {
+		return r.stuck(watched, fmt.Errorf("start %s: %w", label, err))
 	}
 	var from guest.Offsets
 	each := func(c guest.Chunk) error {
@@ -470,10 +454,10 @@ func (r *setup) command(ctx context.Context, label string, e guest.Exec) error {
 		}
 		return nil
 	}
-	exit, err := r.built.Guest.Follow(ctx, e.ID, from, each)
-	for tries := 0; errors.Is(err, guest.ErrGone) && ctx.Err() == nil && tries < maxRedials; tries++ {
-		if r.built.Guest, err = r.s.o.Machines.Connect(ctx, r.w.TenantID, r.machine); err == nil {
-			exit, err = r.built.Guest.Follow(ctx, e.ID, from, each)
+	exit, err := r.built.Guest.Follow(watched, e.ID, from, each)
+	for tries := 0; errors.Is(err, guest.ErrGone) && watched.Err() == nil && tries < maxRedials; tries++ {
+		if r.built.Guest, err = r.s.o.Machines.Connect(watched, r.w.TenantID, r.machine); err == nil {
+			exit, err = r.built.Guest.Follow(watched, e.ID, from, each)
 		}
 	}
 	r.out.flush()
@@ -482,12 +466,52 @@ func (r *setup) command(ctx context.Context, label string, e guest.Exec) error {
 		if errors.As(err, &unknown) {
 			return failf(nil, "The machine was started again while %s ran.", label)
 		}
-		return fmt.Errorf("follow %s: %w", label, err)
+		return r.stuck(watched, fmt.Errorf("follow %s: %w", label, err))
 	}
-	if err := r.built.Guest.Forget(ctx, e.ID); err != nil {
+	if err := r.built.Guest.Forget(watched, e.ID); err != nil {
 		r.s.log.Warn("forget a command", "workspace", r.w.ID, "error", err)
 	}
 	return r.verdict(label, e.Timeout, exit)
+}
+
+// watch gives a command a context that ends, with the reason as its cause, when the machine is frozen or says nothing
+// past the command's own time: a guest keeps that, unless it cannot.
+func (r *setup) watch(ctx context.Context, label string, limit time.Duration) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick, late := time.NewTicker(troubleEvery), time.NewTimer(limit+answerGrace)
+		defer tick.Stop()
+		defer late.Stop()
+		for {
+			select {
+			case <-tick.C:
+				if trouble := r.s.o.Machines.Trouble(ctx, r.w.TenantID, r.machine); trouble != "" {
+					cancel(failf(nil, "%s was stopped. %s", label, trouble))
+					return
+				}
+			case <-late.C:
+				cancel(failf(nil, "%s did not end within %s, and the machine does not answer.", label, limit))
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-done
+	}
+}
+
+// stuck is why a watched command was given up, or else the error itself.
+func (r *setup) stuck(watched context.Context, err error) error {
+	var why *stepError
+	if errors.As(context.Cause(watched), &why) {
+		return why
+	}
+	return err
 }
 
 // verdict is nil for a command that exited with 0 by itself, and else says how it ended.
@@ -498,7 +522,7 @@ func (r *setup) verdict(label string, limit time.Duration, x *guest.Exit) error 
 	case x.TimedOut:
 		return failf(x, "%s did not end within %s and was stopped.", label, limit)
 	case x.OutOfMemory && (x.Code != 0 || x.Signal != ""):
-		return failf(x, "%s ran out of memory (out_of_memory): the machine's limit is %s.", label, size(r.s.o.Machines.Limits().MemoryBytes))
+		return failf(x, "%s ran out of memory (out_of_memory): the machine's limit is %s.", label, machine.Size(r.s.o.Machines.Limits().MemoryBytes))
 	case x.Signal != "":
 		return failf(x, "%s was ended by %s.", label, x.Signal)
 	case x.Code != 0:

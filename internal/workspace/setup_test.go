@@ -299,3 +299,15 @@ func TestAScriptThatNeedsTooMuchMemoryIsToldTheLimit(t *testing.T) {
 		t.Errorf("status %s, error %+v", ws.Status, ws.Error)
 	}
 }
+
+// A machine that filled its disk is frozen by its provider and answers nothing: the setup ends with the reason, at once.
+func TestAScriptThatFillsTheDiskIsToldTheLimit(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t, func(h *workspacetest.Host) { h.Limits = sandbox.Limits{DiskBytes: 64 << 20} })
+	ws := settled(t, w, create(t, w, makeEnvironment(t, w, func(in *environment.Input) {
+		in.SetupScript, in.SetupTimeoutSeconds = "echo filling; head -c 300000000 /dev/urandom > ~/big; sleep 600", 600
+	})).ID)
+	if ws.Status != workspace.Failed || !strings.Contains(ws.Error.Message, "disk_full") || !strings.Contains(ws.Error.Message, "64 MiB") || ws.Error.OutputTail != "filling" {
+		t.Errorf("status %s, error %+v", ws.Status, ws.Error)
+	}
+}

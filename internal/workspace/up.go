@@ -314,6 +314,11 @@ func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row row3) (*Up, er
 	return up, nil
 }
 
+// Trouble says what keeps a machine from answering, in a sentence; "" when nothing is known.
+func (s *Service) Trouble(ctx context.Context, tenantID, machineID uuid.UUID) string {
+	return s.o.Machines.Trouble(ctx, tenantID, machineID)
+}
+
 // OfMachine names the workspace whose current machine it is.
 func (s *Service) OfMachine(ctx context.Context, tenantID, machineID uuid.UUID) (uuid.UUID, error) {
 	id, err := s.db.Tenant(tenantID).WorkspaceOfMachine(ctx, machineID)

@@ -85,6 +85,13 @@ func view(r row3, now map[string]string) (Workspace, error) {
 			return Workspace{}, fmt.Errorf("read the workspace %s: %w", r.w.ID, err)
 		}
 	}
+	if w.WaitingReason == "" && w.MachineStatus != machine.Ready && len(r.m.Error) > 0 {
+		var cause struct{ Message string }
+		if err := json.Unmarshal(r.m.Error, &cause); err != nil {
+			return Workspace{}, fmt.Errorf("read the error of machine %s: %w", r.m.ID, err)
+		}
+		w.WaitingReason = cause.Message
+	}
 	if w.Status == Ready && r.w.EnvironmentID != nil {
 		var built map[string]string
 		if err := json.Unmarshal(r.m.Built, &built); err != nil {

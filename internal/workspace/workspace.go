@@ -63,8 +63,8 @@ type Workspace struct {
 	ConversationCount int            `json:"conversation_count"`
 	DiskBytes         int64          `json:"disk_bytes" doc:"what the machine wrote to its disk"`
 	Base              sandbox.Base   `json:"base" doc:"what the machine's root file system was made from"`
-	Transition        string         `json:"transition" doc:"provisioning, waking, destroying; empty when nothing is under way"`
-	WaitingReason     string         `json:"waiting_reason" doc:"why what is under way cannot go on now"`
+	Transition        string         `json:"transition" doc:"provisioning, waking, parking, destroying; empty when nothing is under way"`
+	WaitingReason     string         `json:"waiting_reason" doc:"why the machine is not up, or why what is under way with it cannot go on now"`
 	Metadata          map[string]any `json:"metadata"`
 	LastActiveAt      time.Time      `json:"last_active_at"`
 	CreatedAt         time.Time      `json:"created_at"`
@@ -136,6 +136,7 @@ func New(d *db.DB, o Options) *Service {
 			return err
 		})
 	})
+	o.Operations.Handle(operation.Park, o.Machines.Park)
 	o.Operations.Handle(operation.Destroy, s.destroy)
 	return s
 }

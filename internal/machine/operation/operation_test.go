@@ -308,3 +308,27 @@ func TestTheNextHandlerOfAWorkspaceWaitsForTheOneBefore(t *testing.T) {
 		t.Errorf("the first one is %s", got)
 	}
 }
+
+// A connection that PostgreSQL ends under a write, as when it is restarted, costs the write nothing.
+func TestAWriteOutlivesARestartOfPostgreSQL(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	tries := 0
+	ended := make(chan error, 1)
+	r, _ := s.runner(t, uuid.New(), func(ctx context.Context, h *operation.Held) error {
+		err := h.Write(ctx, func(tx db.Tx) error {
+			if tries++; tries == 1 {
+				s.exec(t, "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()")
+			}
+			return tx.SetWorkspaceStep(ctx, "written", s.workspace)
+		})
+		ended <- err
+		return errors.Join(err, done(ctx, h))
+	})
+	ref := s.add(t, operation.Setup)
+	r.Wake(ref)
+	if err := receive(t, ended); err != nil || tries != 2 {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
+	eventually(t, func() bool { return s.state(t, ref) == "done" })
+}
