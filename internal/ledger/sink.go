@@ -45,7 +45,7 @@ func (s *Service) Requests(ctx context.Context, rows []broker.RequestRow) error 
 				keys = []string{}
 			}
 			if err := tx.InsertEgressRequest(ctx, queries.InsertEgressRequestParams{
-				ID: r.ID, At: r.At, WorkspaceID: r.WorkspaceID, MachineID: r.MachineID, ConversationID: r.ConversationID, Listener: listener(r.Host),
+				ID: r.ID, At: r.At, WorkspaceID: r.WorkspaceID, MachineID: r.MachineID, ConversationID: r.ConversationID, Listener: string(r.Listener),
 				Method: db.SafeText(r.Method), Host: db.SafeText(r.Host), Port: int32(r.Port), Decision: string(r.Decision), Rule: r.Rule,
 				CredentialKeys: keys, Status: int32(r.Status), BytesIn: r.BytesIn, BytesOut: r.BytesOut,
 				LatencyMs: milliseconds(r.LatencyMS), DurationMs: milliseconds(r.DurationMS), Dropped: r.Dropped, Error: db.SafeText(r.Error),
@@ -171,16 +171,6 @@ func unstorable(err error) bool {
 		return class == "22" || class == "23"
 	}
 	return errors.Is(err, errNoAccount)
-}
-
-func listener(host string) string {
-	switch host {
-	case broker.ModelHost:
-		return "model"
-	case broker.APIHost:
-		return "api"
-	}
-	return "proxy"
 }
 
 func milliseconds(ms float64) int64 { return int64(math.Round(ms)) }
