@@ -27,6 +27,10 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "report":
 		err = report()
+	case "own":
+		err = own()
+	case "adopt":
+		err = adopt()
 	default:
 		err = fmt.Errorf("unknown mode %q", mode)
 	}
@@ -99,7 +103,13 @@ func child(t *testing.T, mode string, uid uint32) (*exec.Cmd, string) {
 	cmd.Dir = dir
 	cmd.Env = []string{childMode + "=" + mode, "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	t.Cleanup(func() {
+		if cmd.Process != nil && cmd.ProcessState == nil {
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	})
 	return cmd, data
 }
 

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 
@@ -60,21 +59,11 @@ func (n *namespaces) prepare(dir string, m *machine) error {
 	return identity(filepath.Join(dir, layerRoot, "upper"), m.Hostname)
 }
 
-// boot lays the machine's root out and starts its first process in it. It runs on a thread of its own with a
-// mount namespace of its own; the thread ends with it, and of the mounts only what the machine holds stays.
-func (n *namespaces) boot(ctx context.Context, m *machine, b bootFiles) (int, error) {
-	type result struct {
-		pid int
-		err error
-	}
-	done := make(chan result)
-	go func() {
-		runtime.LockOSThread() // never unlocked: no other goroutine may run in this namespace
-		pid, err := n.bootHere(m, b)
-		done <- result{pid, err}
-	}()
-	r := <-done
-	return r.pid, r.err
+// boot lays the machine's root out and starts its first process in it. It does so in a mount namespace of its own, of
+// which only what the machine holds stays.
+func (n *namespaces) boot(ctx context.Context, m *machine, b bootFiles) (pid int, err error) {
+	onMountThread(func() { pid, err = n.bootHere(m, b) })
+	return pid, err
 }
 
 func (n *namespaces) bootHere(m *machine, b bootFiles) (int, error) {
@@ -159,7 +148,7 @@ func (n *namespaces) layOut(m *machine) error {
 	if err := os.Mkdir(scratch, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

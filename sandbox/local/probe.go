@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -117,12 +116,8 @@ func (n *namespaces) probe(ctx context.Context, caps *sandbox.Capabilities) erro
 		if err := n.prepare(dir, m); err != nil {
 			return err
 		}
-		done := make(chan error)
-		go func() {
-			runtime.LockOSThread() // the thread ends with its mounts
-			done <- n.tryLayout(m)
-		}()
-		return <-done
+		onMountThread(func() { err = n.tryLayout(m) })
+		return err
 	})
 	if err != nil {
 		return err

@@ -40,21 +40,25 @@ var rootRoots = []string{"/etc"}
 func asSprite(f func() error) error { return as(shim.SpriteUID, f) }
 
 func as(uid int, f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		result <- func() error {
-			if unix.Geteuid() != uid {
-				unix.SetfsgidRetGid(uid)
-				unix.SetfsuidRetUid(uid)
-				if now, _ := unix.SetfsuidRetUid(-1); now != uid {
-					return fmt.Errorf("the guest cannot act as uid %d", uid)
-				}
-			}
-			return f()
-		}()
+	own := unix.Geteuid()
+	if own == uid {
+		return f()
+	}
+	runtime.LockOSThread()
+	unix.SetfsgidRetGid(uid)
+	unix.SetfsuidRetUid(uid)
+	// Neither call reports a failure; asking for an impossible id tells what is.
+	if now, _ := unix.SetfsuidRetUid(-1); now != uid {
+		return fmt.Errorf("the guest cannot act as uid %d", uid)
+	}
+	defer func() {
+		unix.SetfsuidRetUid(own)
+		unix.SetfsgidRetGid(own)
+		if now, _ := unix.SetfsuidRetUid(-1); now == own {
+			runtime.UnlockOSThread() // else no other goroutine may run here
+		}
 	}()
-	return <-result
+	return f()
 }
 
 func pathError(code, p string) error { return &wire.Error{Code: code, Path: p} }
