@@ -163,10 +163,11 @@ func Plan(ctx context.Context, tx db.Tx, id, workspaceID uuid.UUID, provider str
 	return nil
 }
 
-// write is a write of an operation that changes a machine.
-func (s *Service) write(ctx context.Context, h *operation.Held, fn func(db.Tx) error) error {
+// told makes a write that changes a machine: how is one of the operation's ways to write. Who watches is told in the same
+// transaction, and woken after it.
+func (s *Service) told(ctx context.Context, h *operation.Held, how func(context.Context, func(db.Tx) error) error, fn func(db.Tx) error) error {
 	announce := func() {}
-	err := h.Write(ctx, func(tx db.Tx) error {
+	err := how(ctx, func(tx db.Tx) error {
 		if err := fn(tx); err != nil {
 			return err
 		}
@@ -180,6 +181,10 @@ func (s *Service) write(ctx context.Context, h *operation.Held, fn func(db.Tx) e
 		announce()
 	}
 	return err
+}
+
+func (s *Service) write(ctx context.Context, h *operation.Held, fn func(db.Tx) error) error {
+	return s.told(ctx, h, h.Write, fn)
 }
 
 // Built is a machine that was just made and answers.
@@ -308,25 +313,16 @@ func (s *Service) Wake(ctx context.Context, h *operation.Held, prepare func(cont
 	}
 	cause := map[string]string{"code": string(sandbox.ClassOf(err)), "message": Reason(err)}
 	raw, _ := json.Marshal(cause)
-	announce := func() {}
-	end := h.Fail(ctx, cause, func(tx db.Tx) error {
-		var err2 error
+	fail := func(ctx context.Context, fn func(db.Tx) error) error { return h.Fail(ctx, cause, fn) }
+	ended := s.told(ctx, h, fail, func(tx db.Tx) error {
 		if sandbox.Lost(err) {
-			err2 = tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(Lost), Error: raw})
-		} else {
-			_, err2 = tx.ParkMachine(ctx, raw, row.ID)
+			return tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(Lost), Error: raw})
 		}
-		if err2 != nil {
-			return err2
-		}
-		announce, err2 = s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
-		return err2
+		_, err := tx.ParkMachine(ctx, raw, row.ID)
+		return err
 	})
-	if end != nil {
-		return errors.Join(err, end)
-	}
-	if announce != nil {
-		announce()
+	if ended != nil {
+		return errors.Join(err, ended)
 	}
 	s.log.Warn("a machine did not wake", "machine", row.ID, "workspace", row.WorkspaceID, "error", err)
 	return nil
@@ -341,11 +337,12 @@ func (s *Service) wake(ctx context.Context, h *operation.Held, row queries.Machi
 	if err != nil {
 		return err
 	}
-	if err := prepare(ctx, g); err != nil {
-		return err
+	if err = prepare(ctx, g); err == nil {
+		err = s.Route(ctx, h.TenantID, row.ID)
 	}
-	if err := s.Route(ctx, h.TenantID, row.ID); err != nil {
-		return err
+	if err != nil {
+		// It is parked again, so it must not run.
+		return errors.Join(err, s.stop(context.WithoutCancel(ctx), p, row))
 	}
 	return s.ready(ctx, h, p, row.ID, row.ProviderRef, nil)
 }
@@ -365,26 +362,12 @@ func (s *Service) Ready(ctx context.Context, h *operation.Held, id uuid.UUID, mo
 
 func (s *Service) ready(ctx context.Context, h *operation.Held, p sandbox.Provider, id uuid.UUID, ref string, more func(db.Tx) error) error {
 	disk := s.use(ctx, p, ref).DiskBytes
-	announce := func() {}
-	err := h.End(ctx, func(tx db.Tx) error {
-		if err := tx.ReadyMachine(ctx, disk, id); err != nil {
+	return s.told(ctx, h, h.End, func(tx db.Tx) error {
+		if err := tx.ReadyMachine(ctx, disk, id); err != nil || more == nil {
 			return err
 		}
-		if more != nil {
-			if err := more(tx); err != nil {
-				return err
-			}
-		}
-		after, err := s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
-		if after != nil {
-			announce = after
-		}
-		return err
+		return more(tx)
 	})
-	if err == nil {
-		announce()
-	}
-	return err
 }
 
 // use is what a machine uses; nothing when its provider cannot say now.
@@ -467,21 +450,10 @@ func (s *Service) Park(ctx context.Context, h *operation.Held) error {
 	if err := s.stop(ctx, p, row); err != nil {
 		return err
 	}
-	announce := func() {}
-	err = h.End(ctx, func(tx db.Tx) error {
-		if _, err := tx.ParkMachine(ctx, h.Payload, row.ID); err != nil {
-			return err
-		}
-		after, err := s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
-		if after != nil {
-			announce = after
-		}
+	return s.told(ctx, h, h.End, func(tx db.Tx) error {
+		_, err := tx.ParkMachine(ctx, h.Payload, row.ID)
 		return err
 	})
-	if err == nil {
-		announce()
-	}
-	return err
 }
 
 func (s *Service) stop(ctx context.Context, p sandbox.Provider, row queries.Machine) error {

@@ -192,7 +192,7 @@ func values(secrets map[string]secret.Value) []secret.Value {
 // step runs one step. failure is why it failed; err is that the setup cannot go on here.
 func (r *setup) step(ctx context.Context, name string, run func(context.Context) (string, bool, error)) (failure *SetupError, err error) {
 	began := time.Now()
-	err = r.write(ctx, func(tx db.Tx) error {
+	err = r.s.told(ctx, r.held, r.held.Write, func(tx db.Tx) error {
 		if err := tx.StepMachineOperation(ctx, name, r.held.ID); err != nil {
 			return err
 		}
@@ -236,22 +236,6 @@ func (r *setup) step(ctx context.Context, name string, run func(context.Context)
 	}
 	r.tell(ctx, StageEvent{Step: name, State: end.State, Note: note, Duration: time.Since(began), Error: failure})
 	return failure, nil
-}
-
-// write is a write of the setup that everybody who watches is told of.
-func (r *setup) write(ctx context.Context, fn func(db.Tx) error) error {
-	announce := func() {}
-	err := r.held.Write(ctx, func(tx db.Tx) (err error) {
-		if err := fn(tx); err != nil {
-			return err
-		}
-		announce, err = r.s.statusEvent(ctx, tx, r.w.TenantID, r.w.ID)
-		return err
-	})
-	if err == nil {
-		announce()
-	}
-	return err
 }
 
 // tell puts a stage into the transcript of the conversation whose own workspace this is. The machine does not depend on
@@ -307,21 +291,13 @@ func (r *setup) fail(ctx context.Context, failure *SetupError) error {
 		// It is marked as going, and the next setup or the delete takes it away.
 		r.s.log.Error("destroy the machine of a failed setup", "workspace", r.w.ID, "machine", r.machine, "error", err)
 	}
-	announce := func() {}
-	err = r.held.Fail(ctx, failure, func(tx db.Tx) (err error) {
+	ending := func(ctx context.Context, fn func(db.Tx) error) error { return r.held.Fail(ctx, failure, fn) }
+	return r.s.told(ctx, r.held, ending, func(tx db.Tx) error {
 		if err := tx.EndWorkspaceSetup(ctx, queries.EndWorkspaceSetupParams{ID: r.w.ID, Status: string(Failed), SetupStep: failure.Step, Error: raw}); err != nil {
 			return err
 		}
-		if err := tx.FailMachine(ctx, r.machine); err != nil {
-			return err
-		}
-		announce, err = r.s.statusEvent(ctx, tx, r.w.TenantID, r.w.ID)
-		return err
+		return tx.FailMachine(ctx, r.machine)
 	})
-	if err == nil {
-		announce()
-	}
-	return err
 }
 
 // makeMachine is the step machine: what is left of earlier ones goes, the new one is made and answers.

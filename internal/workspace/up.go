@@ -136,7 +136,7 @@ func (s *Service) Peek(ctx context.Context, tenantID, id uuid.UUID) (*Up, error)
 }
 
 // current reads the workspace for a prompt. No prompt runs on a provider that is disabled, even when the machine is up.
-func (s *Service) current(ctx context.Context, tenantID, id uuid.UUID) (row3, error) {
+func (s *Service) current(ctx context.Context, tenantID, id uuid.UUID) (record, error) {
 	row, err := s.row(ctx, s.db.Tenant(tenantID), id)
 	if refusal.Is(err, refusal.NotFound) {
 		return row, refusal.New(refusal.WorkspaceNotFound, "The workspace was deleted.")
@@ -285,7 +285,7 @@ func wakeFailed(op queries.Operation) error {
 }
 
 // up connects to a machine that is ready and reads what a conversation on it starts with.
-func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row row3) (*Up, error) {
+func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, error) {
 	client, err := s.o.Machines.Connect(ctx, tenantID, row.m.ID)
 	if err != nil {
 		if _, ok := refusal.As(err); ok || errors.Is(err, context.Canceled) {

@@ -10,31 +10,32 @@ import (
 	"managoat/db"
 	"managoat/internal/environment"
 	"managoat/internal/machine"
+	"managoat/internal/machine/operation"
 	"managoat/internal/refusal"
 	"managoat/internal/stream"
 	"managoat/queries"
 )
 
-// row3 is a workspace with its machine, and why what is under way waits.
-type row3 struct {
+// record is a workspace with its machine, and why what is under way waits.
+type record struct {
 	w       queries.Workspace
 	m       queries.Machine
 	waiting string
 }
 
-func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (row3, error) {
+func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (record, error) {
 	r, err := q.Workspace(ctx, id)
 	if db.NotFound(err) || err == nil && Status(r.Workspace.Status) == Deleted {
-		return row3{}, refusal.NotFoundError()
+		return record{}, refusal.NotFoundError()
 	}
 	if err != nil {
-		return row3{}, fmt.Errorf("read the workspace: %w", err)
+		return record{}, fmt.Errorf("read the workspace: %w", err)
 	}
-	return row3{r.Workspace, r.Machine, r.Waiting}, nil
+	return record{r.Workspace, r.Machine, r.Waiting}, nil
 }
 
 // views shows rows with what others know of them: the environment as it is now, the conversations.
-func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []row3) ([]Workspace, error) {
+func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []record) ([]Workspace, error) {
 	ids := make([]uuid.UUID, len(rows))
 	digests := map[uuid.UUID]map[string]string{}
 	q := s.db.Tenant(tenantID)
@@ -67,7 +68,7 @@ func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []row3) ([
 }
 
 // view shows one row. now are the digests of its environment as it is.
-func view(r row3, now map[string]string) (Workspace, error) {
+func view(r record, now map[string]string) (Workspace, error) {
 	w := Workspace{
 		ID: r.w.ID, Name: r.w.Name, Implicit: r.w.Implicit, EnvironmentID: r.w.EnvironmentID, VaultID: r.w.VaultID,
 		SandboxProvider: r.w.Provider, SandboxID: r.w.MachineID, Status: Status(r.w.Status), MachineStatus: machine.Status(r.m.Status),
@@ -150,10 +151,10 @@ func (s *Service) statusEvent(ctx context.Context, tx db.Tx, tenantID, id uuid.U
 	if err != nil {
 		return nil, err
 	}
-	return s.appendStatus(ctx, tx, tenantID, row3{r.Workspace, r.Machine, r.Waiting}, environment.Digests(env))
+	return s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, r.Waiting}, environment.Digests(env))
 }
 
-func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID, r row3, now map[string]string) (func(), error) {
+func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID, r record, now map[string]string) (func(), error) {
 	w, err := view(r, now)
 	if err != nil {
 		return nil, err
@@ -169,6 +170,23 @@ func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID
 		pending.Announce()
 		s.notify(w.ID)
 	}, nil
+}
+
+// told makes a write of an operation that changes a workspace: how is one of the operation's ways to write. Who watches
+// is told in the same transaction, and woken after it.
+func (s *Service) told(ctx context.Context, h *operation.Held, how func(context.Context, func(db.Tx) error) error, fn func(db.Tx) error) error {
+	announce := func() {}
+	err := how(ctx, func(tx db.Tx) (err error) {
+		if err := fn(tx); err != nil {
+			return err
+		}
+		announce, err = s.statusEvent(ctx, tx, h.TenantID, h.WorkspaceID)
+		return err
+	})
+	if err == nil {
+		announce()
+	}
+	return err
 }
 
 // MachineChanged is machine.OnChange: what changes a machine changes its workspace's status.
@@ -193,7 +211,7 @@ func (s *Service) EnvironmentChanged(ctx context.Context, tx db.Tx, tenantID, en
 	now := environment.Digests(env)
 	var all []func()
 	for _, r := range rows {
-		announce, err := s.appendStatus(ctx, tx, tenantID, row3{r.Workspace, r.Machine, ""}, now)
+		announce, err := s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, ""}, now)
 		if err != nil {
 			return nil, err
 		}

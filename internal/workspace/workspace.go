@@ -315,7 +315,7 @@ func (s *Service) Get(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Wo
 	if err != nil {
 		return Workspace{}, err
 	}
-	views, err := s.views(ctx, actor.TenantID, []row3{row})
+	views, err := s.views(ctx, actor.TenantID, []record{row})
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -332,9 +332,9 @@ func (s *Service) List(ctx context.Context, actor tenant.Actor, includeImplicit 
 	if err != nil {
 		return input.List[Workspace]{}, fmt.Errorf("list the workspaces: %w", err)
 	}
-	all := make([]row3, len(rows))
+	all := make([]record, len(rows))
 	for i, r := range rows {
-		all[i] = row3{r.Workspace, r.Machine, r.Waiting}
+		all[i] = record{r.Workspace, r.Machine, r.Waiting}
 	}
 	views, err := s.views(ctx, actor.TenantID, all)
 	if err != nil {
@@ -545,18 +545,7 @@ func (s *Service) destroy(ctx context.Context, h *operation.Held) error {
 			return err
 		}
 	}
-	announce := func() {}
-	err = h.End(ctx, func(tx db.Tx) error {
-		if err := tx.DeletedWorkspace(ctx, h.WorkspaceID); err != nil {
-			return err
-		}
-		announce, err = s.statusEvent(ctx, tx, h.TenantID, h.WorkspaceID)
-		return err
-	})
-	if err == nil {
-		announce()
-	}
-	return err
+	return s.told(ctx, h, h.End, func(tx db.Tx) error { return tx.DeletedWorkspace(ctx, h.WorkspaceID) })
 }
 
 // Touch notes in the caller's transaction that something happened in a workspace.
