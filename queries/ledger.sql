@@ -41,8 +41,7 @@ with mine as (
 select source, credential_id, provider, coalesce(nullif(model_answered, ''), model_requested)::text as model,
     sum(input_tokens)::bigint as input_tokens, sum(output_tokens)::bigint as output_tokens,
     sum(cache_read_tokens)::bigint as cache_read_tokens, sum(cache_write_tokens)::bigint as cache_write_tokens,
-    count(*)::int as requests, (count(*) filter (where status not between 200 and 299 or error <> ''))::int as failed_requests,
-    bool_and(completeness = 'complete')::bool as complete
+    count(*)::int as requests, (count(*) filter (where status not between 200 and 299 or error <> ''))::int as failed_requests
 from mine group by source, credential_id, provider, coalesce(nullif(model_answered, ''), model_requested)
 order by 4;
 
@@ -64,8 +63,10 @@ order by id limit @at_most;
 select coalesce(sum(input_tokens), 0)::bigint as input, coalesce(sum(output_tokens), 0)::bigint as output,
     coalesce(sum(cache_read_tokens), 0)::bigint as cache_read, coalesce(sum(cache_write_tokens), 0)::bigint as cache_write,
     coalesce(sum(cost_micros), 0)::bigint as cost_micros, coalesce(sum(requests), 0)::int as requests,
-    coalesce(sum(failed_requests), 0)::int as failed_requests
-from usage_entries where tenant_id = app_tenant() and turn_id = @turn_id;
+    coalesce(sum(failed_requests), 0)::int as failed_requests,
+    (not exists (select 1 from model_requests m where m.tenant_id = app_tenant() and m.turn_id = @turn_id::uuid
+        and (m.completeness = 'partial' or m.completeness = 'none' and m.status between 200 and 299)))::bool as complete
+from usage_entries u where u.tenant_id = app_tenant() and u.turn_id = @turn_id::uuid;
 
 -- name: LateTurn :one
 -- The turn that a request belongs to which is told of after the turn's end.

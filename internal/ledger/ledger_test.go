@@ -37,7 +37,7 @@ func newAccount(t *testing.T) *account {
 		args []any
 	}{
 		{"insert into agent_versions (tenant_id, agent_id, version, config) values ($1, $2, 1, '{}')", []any{a.actor.TenantID, agent}},
-		{"insert into workspaces (tenant_id, id, name, provider, status) values ($1, $2, 'w', 'local', 'ready')", []any{a.actor.TenantID, workspace}},
+		{"insert into workspaces (tenant_id, id, name, implicit, provider, status) values ($1, $2, 'w', true, 'local', 'ready')", []any{a.actor.TenantID, workspace}},
 		{"insert into conversations (tenant_id, id, agent_id, agent_version, workspace_id, runtime, cwd) values ($1, $2, $3, 1, $4, 'claude', '/')", []any{a.actor.TenantID, a.conversation, agent, workspace}},
 	} {
 		if _, err := owner.Exec(t.Context(), s.sql, s.args...); err != nil {
@@ -121,14 +121,19 @@ func TestATurnIsChargedOncePerAttemptAndModel(t *testing.T) {
 		}))
 	a.store(first) // delivered again after a crash
 	use := a.end(turn)
-	if use.Input != 30 || use.Output != 110 || use.CacheRead != 9 || use.CacheWrite != 6 || use.Requests != 4 || use.FailedRequests != 1 || use.Accounting.Completeness != "partial" {
+	if use.Input != 30 || use.Output != 110 || use.CacheRead != 12 || use.CacheWrite != 8 || use.Requests != 4 || use.FailedRequests != 1 || use.Accounting.Completeness != "reported" {
 		t.Errorf("usage %+v", use)
 	}
 	got := a.entries(ledger.Filter{TurnID: &turn})
 	if len(got) != 2 || got[0].Model != "m-1" || got[0].Requests != 3 || got[0].FailedRequests != 1 || got[0].MachineMS != 1500 || got[1].Model != "m-2" || got[1].OutputTokens != 100 || got[1].MachineMS != 0 {
 		t.Errorf("entries %+v", got)
 	}
-	if again := a.end(turn); again != use || len(a.entries(ledger.Filter{})) != 2 {
+	cut := a.turn(2)
+	a.store(a.usage(func(r *broker.UsageRow) { r.Completeness = journal.Partial }))
+	if use := a.end(cut); use.Accounting.Completeness != "partial" {
+		t.Errorf("a stream that broke off: %+v", use)
+	}
+	if again := a.end(turn); again != use || len(a.entries(ledger.Filter{})) != 3 {
 		t.Errorf("settled twice: %+v", again)
 	}
 }

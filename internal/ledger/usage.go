@@ -53,9 +53,7 @@ func Settle(ctx context.Context, tx db.Tx, conversation, turn uuid.UUID, attempt
 	if err != nil {
 		return Usage{}, fmt.Errorf("settle model requests: %w", err)
 	}
-	complete := true
 	for _, m := range sums {
-		complete = complete && m.Complete
 		if err := tx.InsertUsageEntry(ctx, queries.InsertUsageEntryParams{
 			ID: uuid.Must(uuid.NewV7()), ConversationID: conversation, TurnID: turn, Attempt: int32(attempt), Source: m.Source, CredentialID: m.CredentialID,
 			Provider: m.Provider, Model: m.Model, InputTokens: m.InputTokens, OutputTokens: m.OutputTokens, CacheReadTokens: m.CacheReadTokens,
@@ -72,7 +70,7 @@ func Settle(ctx context.Context, tx db.Tx, conversation, turn uuid.UUID, attempt
 	u := Usage{Input: sum.Input, Output: sum.Output, CacheRead: sum.CacheRead, CacheWrite: sum.CacheWrite, CostMicros: sum.CostMicros,
 		Requests: int(sum.Requests), FailedRequests: int(sum.FailedRequests),
 		Accounting: Accounting{Version: accountingVersion, Source: "gateway", Scope: "turn", Completeness: "reported"}}
-	if !complete {
+	if !sum.Complete {
 		u.Accounting.Completeness = "partial"
 	}
 	return u, nil
