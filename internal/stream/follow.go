@@ -193,7 +193,7 @@ func (f *follower) follow(ctx context.Context, t topic, head int64, ended, wait 
 	if !f.yield(Item{Kind: Open}, nil) {
 		return
 	}
-	beat := time.NewTicker(Heartbeat)
+	beat := time.NewTicker(f.hub.heartbeat)
 	defer beat.Stop()
 	for {
 		rows, from, ended, changed := r.since(f.at)

@@ -40,6 +40,8 @@ type Hub struct {
 	closed chan struct{} // followers leave: their clients connect to another server, or to the next one here
 	wg     sync.WaitGroup
 
+	heartbeat, look time.Duration // Heartbeat and lookInterval, but for tests
+
 	changed   map[topic]bool // to tell others; under changedMu
 	changedMu sync.Mutex
 	kick      chan struct{}
@@ -51,7 +53,7 @@ type topic struct{ tenantID, conversationID uuid.UUID }
 // NewHub makes a hub. Run must run for other processes to hear and be heard.
 func NewHub(d *db.DB, log *slog.Logger) *Hub {
 	return &Hub{db: d, log: log, id: uuid.NewString(), rooms: map[topic]*room{}, closed: make(chan struct{}),
-		changed: map[topic]bool{}, kick: make(chan struct{}, 1)}
+		heartbeat: Heartbeat, look: lookInterval, changed: map[topic]bool{}, kick: make(chan struct{}, 1)}
 }
 
 // Conversation says that a conversation has new committed rows, or has ended.

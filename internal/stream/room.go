@@ -53,7 +53,7 @@ func (h *Hub) join(t topic, src source, head int64, ended bool) (r *room, leave 
 		select {
 		case <-h.closed: // its followers leave at once
 		default:
-			h.wg.Go(func() { r.run(ctx, h.closed) })
+			h.wg.Go(func() { r.run(ctx, h.look, h.closed) })
 		}
 	}
 	r.followers++
@@ -67,8 +67,8 @@ func (h *Hub) join(t topic, src source, head int64, ended bool) (r *room, leave 
 	}
 }
 
-func (r *room) run(ctx context.Context, closed <-chan struct{}) {
-	look := time.NewTicker(lookInterval)
+func (r *room) run(ctx context.Context, every time.Duration, closed <-chan struct{}) {
+	look := time.NewTicker(every)
 	defer look.Stop()
 	wait := firstPause
 	for {

@@ -118,10 +118,18 @@ func (c *client) frame(f Frame) {
 	if f.Event != "" {
 		fmt.Fprintf(&c.buf, "event: %s\n", f.Event)
 	}
-	for line := range bytes.SplitSeq(f.Data, []byte("\n")) {
+	for line := range bytes.SplitSeq(lineEnds(f.Data), []byte("\n")) {
 		c.buf.WriteString("data: ")
-		c.buf.Write(bytes.TrimSuffix(line, []byte("\r")))
+		c.buf.Write(line)
 		c.buf.WriteByte('\n')
 	}
 	c.buf.WriteByte('\n')
+}
+
+// lineEnds makes every end of a line the same: to a reader of events a lone CR is one too, and what follows it a field.
+func lineEnds(data []byte) []byte {
+	if bytes.IndexByte(data, '\r') < 0 {
+		return data
+	}
+	return bytes.ReplaceAll(bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n")), []byte("\r"), []byte("\n"))
 }

@@ -1,13 +1,10 @@
 package stream_test
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +26,7 @@ type process struct {
 	hub    *stream.Hub
 	writer *transcript.Writer
 	reader *stream.Reader
+	stop   func() // what a server does when it stops
 }
 
 func newProcess(tb testing.TB, d *dbtest.Database) *process {
@@ -44,10 +42,13 @@ func newProcess(tb testing.TB, d *dbtest.Database) *process {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { p.hub.Run(ctx) })
-	tb.Cleanup(func() {
-		p.writer.Close(context.Background())
+	p.stop = func() {
 		cancel()
 		wg.Wait()
+	}
+	tb.Cleanup(func() {
+		p.writer.Close(context.Background())
+		p.stop()
 		pool.Close()
 	})
 	return p
@@ -389,71 +390,4 @@ func TestTheAccountsStreamResumesAndBeginsNowWithoutACursor(t *testing.T) {
 	if strings.Join(got, " ") != `{"n": 2} {"n": 3}` {
 		t.Fatalf("%v", got)
 	}
-}
-
-// serve is an SSE endpoint as the edge has them.
-func serve(tb testing.TB, p *process, tenantID, id uuid.UUID) *httptest.Server {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		items := p.reader.Follow(r.Context(), stream.Query{TenantID: tenantID, ConversationID: id, After: stream.Cursor(r, 0), Wait: true})
-		if err := stream.ServeSSE(w, r, items, func(i stream.Item) (stream.Frame, bool, error) {
-			return stream.Frame{ID: i.Event.Seq, Event: "output", Data: []byte(said(i.Event))}, true, nil
-		}); err != nil {
-			http.Error(w, err.Error(), 500)
-		}
-	}))
-	tb.Cleanup(srv.Close)
-	return srv
-}
-
-// A client that is cut again and again, by header and by query, sees every row once.
-func TestACutHTTPStreamResumesByHeaderAndByQuery(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	p := newProcess(t, d)
-	tenantID := d.Account(t)
-	id := conversation(t, d, tenantID)
-	srv := serve(t, p, tenantID, id)
-	const total = 60
-	go func() {
-		for i := range total {
-			if _, err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
-				t.Error(err)
-			}
-		}
-	}()
-	last := ""
-	var got []string
-	for round := 0; len(got) < total; round++ {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		url := srv.URL
-		if last != "" && round%2 == 0 {
-			url += "?after=" + last
-		}
-		req, _ := http.NewRequestWithContext(ctx, "GET", url, nil)
-		if last != "" && round%2 == 1 {
-			req.Header.Set("Last-Event-ID", last)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, want := range map[string]string{"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no", "Content-Encoding": ""} {
-			if resp.Header.Get(name) != want {
-				t.Fatalf("%s is %q", name, resp.Header.Get(name))
-			}
-		}
-		sc := bufio.NewScanner(resp.Body)
-		for n := 0; n < 7 && len(got) < total && sc.Scan(); {
-			if s, ok := strings.CutPrefix(sc.Text(), "id: "); ok {
-				last = s
-			}
-			if s, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
-				got = append(got, s)
-				n++
-			}
-		}
-		cancel()
-		resp.Body.Close()
-	}
-	inOrder(t, got, 0)
 }

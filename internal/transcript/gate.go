@@ -124,8 +124,8 @@ func (g *Gate) OneLine(s string, most int) string {
 
 const zeroWidthJoiner = '\u200d' // joins emoji
 
-// withoutEscapes drops terminal sequences (ECMA-48): CSI, the strings OSC, DCS, SOS, PM and APC, and those of two
-// characters, each with ESC or as a C1 control.
+// withoutEscapes drops terminal sequences (ECMA-48): CSI, the strings OSC, DCS, SOS, PM and APC, and the short
+// ones, each with ESC or as a C1 control.
 func withoutEscapes(s string) string {
 	if !strings.ContainsFunc(s, func(r rune) bool { return r == '\x1b' || r >= 0x80 && r < 0xa0 }) {
 		return s
@@ -136,11 +136,14 @@ func withoutEscapes(s string) string {
 		r := runes[i]
 		if r == '\x1b' && i+1 < len(runes) {
 			i++
-			if r = runes[i]; r >= '@' && r <= '_' {
-				r += 0x40 // the C1 control that it stands for
-			} else {
+			short := i
+			for i+1 < len(runes) && runes[i] >= ' ' && runes[i] <= '/' { // intermediate characters
+				i++
+			}
+			if r = runes[i]; i > short || r < '@' || r > '_' {
 				continue
 			}
+			r += 0x40 // the C1 control that it stands for
 		}
 		switch r {
 		case 0x9b: // CSI: parameters, then one final character

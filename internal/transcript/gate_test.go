@@ -176,8 +176,22 @@ func TestAProtocolLineStaysJSONAndLosesWhatItMustNotHold(t *testing.T) {
 
 func TestATitleIsOneLineWithoutEscapes(t *testing.T) {
 	t.Parallel()
-	if got := gate().OneLine("\x1b]0;evil\x07Run\n \x1b[31mtests\x1b[0m\u202e", 8); got != "Run tes…" {
-		t.Fatalf("%q", got)
+	for in, want := range map[string]string{
+		"\x1b]0;evil\x07Run\n \x1b[31mtests\x1b[0m\u202e": "Run tests",
+		"\u009b31mred\u009b0m":                            "red",
+		"\x1bPdevice\x1b\\after":                          "after",
+		"\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\":        "link",
+		"a\x1b":                    "a",
+		"a\x1b[":                   "a",
+		"a\x1b]never ends":         "a",
+		"\x1b(Bplain\x1b(P text":   "plain text",
+		"👩\u200d🚀 goes\tup":        "👩\u200d🚀 goes up",
+		"\ufeffname\u200b\x00\x7f": "name\u2400",
+		"12345678901234567890X":    "1234567890123456789…",
+	} {
+		if got := gate().OneLine(in, 20); got != want {
+			t.Errorf("%q became %q, want %q", in, got, want)
+		}
 	}
 }
 
