@@ -16,6 +16,7 @@ import (
 
 	"managoat/sandbox/guest/boot"
 	"managoat/sandbox/guest/probe"
+	"managoat/sandbox/guest/recorder"
 	"managoat/sandbox/guest/server"
 	"managoat/sandbox/guest/shim"
 	"managoat/sandbox/guest/sudo"
@@ -37,6 +38,10 @@ func main() {
 		os.Exit(1)
 	case boot.HoldName:
 		time.Sleep(boot.HoldPeriod)
+	case recorder.Bash, recorder.Sh, "-" + recorder.Bash, "-" + recorder.Sh:
+		recorder.Main(os.Args)
+	case recorder.CopyName:
+		recorder.Copy()
 	case sudo.Name:
 		sudo.Main(os.Args[1:])
 	case probe.Name:

@@ -188,7 +188,11 @@ type turnPrinter struct {
 	inText bool
 	last   string
 	titles map[string]string
+	// requests that wait for their answer: a request is shown with it.
+	requests []request
 }
+
+type request struct{ id, title string }
 
 func (t *turnPrinter) endLine() {
 	if t.inText {
@@ -205,9 +209,10 @@ func (t *turnPrinter) line(s string) {
 func (t *turnPrinter) show(e event) {
 	t.last = fmt.Sprint(e.Seq)
 	var b struct {
-		ID, Text, Title, Stage, State, Reason, Advice, Code, Message, Status, Signal, Output, Tool string
-		ExitCode                                                                                   *int  `json:"exit_code"`
-		DurationMS                                                                                 int64 `json:"duration_ms"`
+		ID, Text, Title, Stage, State, Reason, Advice, Code, Message, Status, Signal, Outcome string
+		RequestID                                                                             string `json:"request_id"`
+		ExitCode                                                                              *int   `json:"exit_code"`
+		DurationMS                                                                            int64  `json:"duration_ms"`
 	}
 	if json.Unmarshal(e.Body, &b) != nil {
 		return
@@ -254,6 +259,14 @@ func (t *turnPrinter) show(e event) {
 	case "error":
 		t.line("✕ " + b.Message + " (" + b.Code + ")")
 	case "permission_request":
-		t.line("◌ permission: " + b.Title)
+		t.requests = append(t.requests, request{b.RequestID, b.Title})
+	case "permission_resolved":
+		for i, r := range t.requests {
+			if r.id == b.RequestID {
+				t.requests = append(t.requests[:i], t.requests[i+1:]...)
+				t.line("· " + r.title + ": " + b.Outcome)
+				break
+			}
+		}
 	}
 }
