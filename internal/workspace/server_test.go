@@ -9,8 +9,10 @@ import (
 
 	"github.com/google/uuid"
 
+	"managoat/internal/environment"
 	"managoat/internal/machine"
 	"managoat/internal/refusal"
+	"managoat/internal/testworld"
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
 	"managoat/sandbox"
@@ -21,7 +23,7 @@ import (
 func TestASetupWhoseServerWasKilledIsDoneAgain(t *testing.T) {
 	t.Parallel()
 	w := workspacetest.Quiet(t)
-	first := workspacetest.Spawn(t, w.Host)
+	first := workspacetest.Spawn(t, w.Host, 0)
 	ws := create(t, w, makeEnvironment(t, w, script("echo \"run on $(hostname)\"; [ -e ~/.again ] || sleep 5")))
 	eventually(t, "the script to run", func() bool {
 		got := setupLog(t, w, ws.ID)["setup_script"]
@@ -192,4 +194,34 @@ func TestTheReaperRemovesOnlyWhatIsOursAndNobodyNeeds(t *testing.T) {
 		t.Errorf("another instance's machine: %v", err)
 	}
 	run(t, w, ws.ID, "true")
+}
+
+// Without root there are no packages: it is said before a machine is made, and by the step when the environment got them
+// later. All else works, with one user.
+func TestAServerWithoutRootSaysWhatItsMachinesCannotDo(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.Quiet(t)
+	packages := makeEnvironment(t, w, func(in *environment.Input) { in.Packages.Apt = []string{"managoat-hello"} })
+	host := w.Host
+	host.ID, host.Tenant, host.Try = uuid.New(), w.Owner.TenantID, &workspace.CreateInput{Name: "refused", EnvironmentID: packages.ID}
+	server := workspacetest.Spawn(t, host, w.Nobody(t))
+	if !strings.HasPrefix(server.Tried, "sandbox_provider_unable: ") || !strings.Contains(server.Tried, "run the server as root") {
+		t.Errorf("packages are answered with %q", server.Tried)
+	}
+	if ws := settled(t, w, create(t, w, packages).ID); ws.Status != workspace.Failed || ws.Error.Step != "packages" || !strings.Contains(ws.Error.Message, "run the server as root") {
+		t.Errorf("the step says %+v", ws.Error)
+	}
+	repo := w.Outside.Git.Add("repo", testworld.Files{"README": "from the repository\n"})
+	ws := ready(t, w, create(t, w, makeEnvironment(t, w, func(in *environment.Input) {
+		in.Repositories = []environment.Repository{{URL: repo.URL, MountPath: "/home/sprite/repo"}}
+		in.EnvVars = map[string]string{"A": "b"}
+		in.SetupScript = "cat repo/README; . ~/.env; echo $A; id -un; sudo true || echo no sudo; ls $MANAGOAT_RUNTIME_TEMPLATE"
+	})).ID)
+	if got := setupLog(t, w, ws.ID)["setup_script"].Output; !strings.HasPrefix(got, "from the repository\nb\nsprite\n") || !strings.Contains(got, "no sudo\nclaude\ncodex\ngemini\n") {
+		t.Errorf("the script printed %q", got)
+	}
+	ws = settled(t, w, create(t, w, makeEnvironment(t, w, repositories(environment.Repository{URL: repo.URL, MountPath: "/srv/app"}))).ID)
+	if ws.Status != workspace.Failed || !strings.Contains(ws.Error.Message, "below /home/sprite") {
+		t.Errorf("a mount outside of the home: %+v", ws.Error)
+	}
 }

@@ -250,16 +250,17 @@ func (r *setup) clone(ctx context.Context, repo environment.Repository) error {
 	})
 }
 
-// makeMount makes the directory of a repository, sprite's own. Outside of the home machine root makes it.
+// makeMount makes the directory of a repository, sprite's own. Outside of the home machine root makes it; where there is
+// none, nothing outside of the home is kept when the machine stops.
 func (r *setup) makeMount(ctx context.Context, mount string) error {
-	if mount == guest.Home || strings.HasPrefix(mount, guest.Home+"/") || !r.built.Capabilities.Root {
-		err := r.command(ctx, "Making "+mount, guest.Exec{Argv: []string{"mkdir", "-p", "--", mount}, Env: r.base(), User: guest.Sprite, Timeout: quickTimeout})
-		if err != nil && !r.built.Capabilities.Root {
-			return failf(nil, "%s cannot be made: machines of the provider %q on this host have one user only, so use a mount path below %s.", mount, r.built.Provider, guest.Home)
-		}
-		return err
+	label := "Making " + mount
+	if strings.HasPrefix(mount, guest.Home+"/") {
+		return r.command(ctx, label, guest.Exec{Argv: []string{"mkdir", "-p", "--", mount}, Env: r.base(), User: guest.Sprite, Timeout: quickTimeout})
 	}
-	return r.command(ctx, "Making "+mount, guest.Exec{
+	if !r.built.Capabilities.Root {
+		return failf(nil, "%s cannot be made: machines of the provider %q on this host have one user only. Use a mount path below %s, or run the server as root.", mount, r.built.Provider, guest.Home)
+	}
+	return r.command(ctx, label, guest.Exec{
 		Argv: []string{"sh", "-c", `mkdir -p -- "$1" && chown sprite: -- "$1"`, "mount", mount}, Env: r.base(), Dir: "/", User: guest.Root, Timeout: quickTimeout,
 	})
 }

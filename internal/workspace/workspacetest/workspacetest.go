@@ -4,7 +4,7 @@ package workspacetest
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -93,15 +93,6 @@ func serveEgress(machines, dir string) int {
 	return 0
 }
 
-// guestOf reads the guest's binary that the provider of a directory was given.
-func guestOf(machines string) ([]byte, error) {
-	all, err := filepath.Glob(filepath.Join(machines, "bin", "managoat-guest-*"))
-	if err != nil || len(all) == 0 {
-		return nil, fmt.Errorf("no guest binary in %s: %v", machines, err)
-	}
-	return os.ReadFile(all[0])
-}
-
 // Host is what a server of a host is made from; a second process can be one from its JSON.
 type Host struct {
 	ID       uuid.UUID
@@ -120,6 +111,11 @@ type Host struct {
 	Quota    int // machines that an account may run
 	Fleet    int
 	Disabled bool // the provider is not offered
+
+	// For a server in a process of its own:
+	Guest  string // file of the guest's binary
+	Tenant uuid.UUID
+	Try    *workspace.CreateInput // what it tries to make at its start
 }
 
 // Server is a server's services on one host.
@@ -277,23 +273,22 @@ func (s *Server) Stop() { s.stop() }
 // Close ends the server and everything it started on its host.
 func (s *Server) Close(tb testing.TB) {
 	s.Stop()
+	if err := s.shut(); err != nil {
+		tb.Error(err)
+	}
+}
+
+func (s *Server) shut() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s.Machines.Close()
-	s.Egress.Close()
-	if err := broker.Stop(ctx, filepath.Join(s.Host.Dir, "egress")); err != nil {
-		tb.Errorf("stop the egress process: %v", err)
-	}
-	infos, err := s.Provider.List(ctx, map[string]string{sandbox.LabelInstance: s.Host.Instance})
-	if err != nil {
-		tb.Errorf("list the machines: %v", err)
-	}
+	err := errors.Join(s.Egress.Close(), broker.Stop(ctx, filepath.Join(s.Host.Dir, "egress")))
+	infos, lerr := s.Provider.List(ctx, map[string]string{sandbox.LabelInstance: s.Host.Instance})
+	err = errors.Join(err, lerr)
 	for _, info := range infos {
-		if err := s.Provider.Destroy(ctx, info.ID); err != nil {
-			tb.Errorf("destroy %s: %v", info.ID, err)
-		}
+		err = errors.Join(err, s.Provider.Destroy(ctx, info.ID))
 	}
-	s.Provider.Close()
+	return errors.Join(err, s.Provider.Close())
 }
 
 // Rows keep what the egress process reported.
@@ -392,14 +387,4 @@ func (o *Occupants) Stages() []workspace.StageEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return append([]workspace.StageEvent(nil), o.stages...)
-}
-
-// marshal writes a host for a second process.
-func (h Host) marshal(tb testing.TB) string {
-	tb.Helper()
-	raw, err := json.Marshal(h)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return string(raw)
 }
