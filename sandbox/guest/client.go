@@ -339,6 +339,36 @@ func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit E
 	return kept[0].Bytes(), kept[1].Bytes(), *ended, nil
 }
 
+// Records follows what the recording shell recorded under a tag, oldest first, from the first record whose Seq
+// is greater than after. It returns when ctx ends, each fails, or the connection does. The guest keeps the
+// newest 16 MiB of records.
+func (c *Client) Records(ctx context.Context, tag string, after int64, each func(Record) error) error {
+	x, err := c.open(ctx, wire.OpRecords, wire.Tag{Tag: tag, After: after})
+	if err != nil {
+		return err
+	}
+	defer x.close()
+	if err := x.answer(wire.OpRecords, nil); err != nil {
+		return err
+	}
+	for {
+		kind, payload, err := wire.ReadFrame(x)
+		if err != nil {
+			return x.failed(wire.OpRecords, err)
+		}
+		var r Record
+		if kind != wire.FrameRecord {
+			return fmt.Errorf("guest records: unknown frame %q", kind)
+		}
+		if err := json.Unmarshal(payload, &r); err != nil {
+			return fmt.Errorf("guest records: %w", err)
+		}
+		if err := each(r); err != nil {
+			return err
+		}
+	}
+}
+
 // --- disk, always as Sprite, always resolved through links under the roots with no race ---
 
 // List lists a directory that lies, after links are resolved, under one of roots. At most limit entries,

@@ -115,6 +115,33 @@ type Status struct {
 	Exit    *Exit     `json:"exit"` // nil while it runs
 }
 
+// RecordTag is the environment variable that makes the recording shell (Shell) record what runs below it, under
+// the variable's value. Elsewhere that shell is the real one.
+const RecordTag = "MANAGOAT_REC_TAG"
+
+// Record is one shell that an adapter ran, as the machine's recording shell saw it.
+type Record struct {
+	Seq      int64         `json:"seq"` // grows within one start of the machine
+	Tag      string        `json:"tag"`
+	Argv     []string      `json:"argv"` // at most 64 KiB of it
+	Dir      string        `json:"dir"`
+	Start    time.Time     `json:"start"`
+	Duration time.Duration `json:"duration"`
+	Code     int           `json:"code"` // 0..255; -1 when a signal ended it or Lost
+	Signal   string        `json:"signal"`
+	Lost     bool          `json:"lost"`   // the recorder itself was killed: how the shell ended is not known
+	Output   string        `json:"output"` // pipe, file, terminal: what the adapter gave it
+	Stdout   Recorded      `json:"stdout"` // of a terminal, or of one pipe or file for both: everything
+	Stderr   Recorded      `json:"stderr"`
+}
+
+// Recorded is what a record keeps of a stream.
+type Recorded struct {
+	Head  []byte `json:"head"` // its first 16 KiB
+	Tail  []byte `json:"tail"` // the last 16 KiB of the rest
+	Bytes int64  `json:"bytes"`
+}
+
 // Entry of a directory listing.
 type Entry struct {
 	Name    string      `json:"name"`

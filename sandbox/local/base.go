@@ -22,7 +22,7 @@ import (
 )
 
 // baseVersion changes when what this file writes changes.
-const baseVersion = "1"
+const baseVersion = "2"
 
 // baseStore makes the read-only layers that machines are made from: for the host's own /usr a curated root
 // around it, for an unpacked root file system the few files of ours on top.
@@ -402,7 +402,8 @@ func (b *baseStore) accounts(root string) error {
 	if err != nil {
 		return err
 	}
-	users = append(users, "sprite:x:1000:1000::"+guest.Home+":/bin/bash")
+	// Some adapters run the shell of the user's account, whatever SHELL says.
+	users = append(users, "sprite:x:1000:1000::"+guest.Home+":"+guest.Shell)
 	groups = append(groups, "sprite:x:1000:")
 	locked := func(lines []string, format string) []byte {
 		var out bytes.Buffer

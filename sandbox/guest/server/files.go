@@ -24,6 +24,7 @@ import (
 const (
 	maxPath     = 4096     // bytes
 	maxEntries  = 10000    // of a listing
+	readSize    = 64 << 10 // bytes of a file per frame
 	maxWrite    = 64 << 20 // bytes of one file written through the protocol
 	maxTree     = 100000   // files and directories of one copy
 	maxDepth    = 100      // of a tree that is copied or removed
@@ -372,7 +373,7 @@ func read(w io.Writer, rs roots, p wire.Path) error {
 		r = io.LimitReader(f, p.Limit)
 	}
 	var end wire.Answer
-	buf := make([]byte, wire.MaxFrame)
+	buf := make([]byte, readSize)
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {

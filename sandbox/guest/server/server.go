@@ -45,6 +45,7 @@ type Server struct {
 	processes processes
 	commands  commands
 	egress    egress
+	records   records
 }
 
 // New prepares a guest: when it returns, programs of the machine can connect to the egress listeners.
@@ -62,6 +63,10 @@ func New(cfg Config) (*Server, error) {
 	s.commands = commands{s: s, byID: make(map[string]*command)}
 	s.egress.changed = make(chan struct{})
 	if err := s.egress.listen(s.log); err != nil {
+		return nil, err
+	}
+	s.records.changed = make(chan struct{})
+	if err := s.records.listen(s); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -202,6 +207,15 @@ func (s *Server) do(ctx context.Context, stream *yamux.Stream, req wire.Request)
 			defer stop()
 		}
 		return s.onPath(stream, req.Op, p)
+	}
+	if req.Op == wire.OpRecords {
+		var t wire.Tag
+		if err := decode(req, &t); err != nil {
+			return err
+		}
+		ctx, stop := untilGone(ctx, stream)
+		defer stop()
+		return s.records.follow(ctx, stream, t)
 	}
 	return refuse(wire.CodeUnsupported, "this guest (version %d) knows no operation %q", guest.Version, req.Op)
 }

@@ -17,7 +17,7 @@ import (
 // Limits of the protocol.
 const (
 	MaxMessage = 8 << 20   // a request or an answer: an environment and an argument list, or 10,000 directory entries
-	MaxFrame   = 256 << 10 // one frame of bytes
+	MaxFrame   = 1 << 20   // one frame: at most a record of the recording shell
 	window     = 512 << 10 // what one stream may have in flight
 	backlog    = 1024      // streams opened and not yet accepted
 )
@@ -122,7 +122,8 @@ type Listing struct {
 
 // Tag is the body of OpRecords.
 type Tag struct {
-	Tag string `json:"tag"`
+	Tag   string `json:"tag"`
+	After int64  `json:"after,omitempty"`
 }
 
 // Config is the multiplexer's configuration, the same on both sides.
