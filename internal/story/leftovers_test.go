@@ -1,0 +1,98 @@
+package story
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// leftovers looks for anything that still runs, is mounted or lies around of a server that was put down.
+func (s *Server) leftovers() error {
+	var found []string
+	processes(func(pid string, read func(string) []byte) {
+		for _, file := range []string{"cmdline", "environ", "mountinfo"} {
+			if bytes.Contains(read(file), []byte(s.dir)) {
+				found = append(found, fmt.Sprintf("process %s (%s) has the data directory in its %s", pid, bytes.TrimSpace(read("comm")), file))
+				return
+			}
+		}
+		for _, link := range []string{"cwd", "root", "exe"} {
+			if at, _ := os.Readlink(filepath.Join("/proc", pid, link)); strings.HasPrefix(at, s.dir) {
+				found = append(found, fmt.Sprintf("process %s (%s) has its %s at %s", pid, bytes.TrimSpace(read("comm")), link, at))
+				return
+			}
+		}
+	})
+	runs, _ := filepath.Glob(filepath.Join(s.dir, "machines", "machines", "*"))
+	for _, dir := range runs { // parked machines: their groups are gone
+		found = append(found, groups(filepath.Base(dir))...)
+	}
+	for _, name := range []string{"egress/*.sock", "*.sock", "pg/.s.*", "pg/data/postmaster.pid", "machines/making/*", "machines/trash/*"} {
+		left, _ := filepath.Glob(filepath.Join(s.dir, name))
+		found = append(found, left...)
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("left of the server on %s:\n  %s", s.dir, strings.Join(found, "\n  "))
+	}
+	return nil
+}
+
+// processes shows every process of this host but this one.
+func processes(see func(pid string, read func(file string) []byte)) {
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	self := fmt.Sprint(os.Getpid())
+	for _, dir := range all {
+		if pid := filepath.Base(dir); pid != self {
+			see(pid, func(file string) []byte {
+				b, _ := os.ReadFile(filepath.Join(dir, file)) // gone meanwhile
+				return b
+			})
+		}
+	}
+}
+
+// machine is the name of the directory and groups of a machine.
+func machine(sandboxID string) string { return "mg-" + sandboxID }
+
+// groups are the control groups of a machine.
+func groups(machine string) []string {
+	var found []string
+	filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return nil // gone meanwhile
+		case !d.IsDir():
+			return nil
+		case strings.HasPrefix(d.Name(), machine+"."):
+			found = append(found, path)
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return found
+}
+
+// running are the processes of a machine, as host pids.
+func running(machine string) []string {
+	var pids []string
+	processes(func(pid string, read func(string) []byte) {
+		if bytes.Contains(read("cgroup"), []byte("/"+machine+".")) {
+			pids = append(pids, pid)
+		}
+	})
+	return pids
+}
+
+// firstProcess is the host pid of a running machine's guest.
+func (s *Server) firstProcess(machine string) (int, error) {
+	b, err := os.ReadFile(filepath.Join(s.dir, "machines", "machines", machine, "run.json"))
+	if err != nil {
+		return 0, err
+	}
+	var run struct{ Pid int }
+	return run.Pid, json.Unmarshal(b, &run)
+}
