@@ -20,6 +20,7 @@ import (
 	"managoat/sandbox/guest/server"
 	"managoat/sandbox/guest/shim"
 	"managoat/sandbox/guest/sudo"
+	"managoat/sandbox/guest/thin"
 )
 
 // guestName is argv[0] of the guest itself. With the argument "root" its commands get user namespaces of
@@ -44,6 +45,8 @@ func main() {
 		recorder.Copy()
 	case sudo.Name:
 		sudo.Main(os.Args[1:])
+	case thin.Name:
+		thin.Main(os.Args[1:])
 	case probe.Name:
 		probe.Main()
 	case guestName:

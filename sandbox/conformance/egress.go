@@ -1,11 +1,13 @@
 package conformance
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"syscall"
@@ -147,6 +149,36 @@ var egress = []Check{
 		first.Close()
 		if r := m.exec(guest.Exec{Argv: tcp("127.0.0.1", 3128, "cat <&3")}); r.out != "second" {
 			t.Errorf("after the end of the first: %q", r.out)
+		}
+	}},
+	{"the machine's managoat calls the server as its conversation", func(t T, p sandbox.Provider) {
+		m := start(t, p)
+		serveEgress(t, dial(t, p, m.id, guest.RoleEgress), func(conn net.Conn, r guest.EgressRequest) {
+			req, err := http.ReadRequest(bufio.NewReader(conn))
+			if err != nil {
+				t.Errorf("request: %v", err)
+				return
+			}
+			body, _ := io.ReadAll(req.Body)
+			status := "200 OK"
+			if req.Header.Get("Authorization") != "Bearer key" {
+				status = "401 Unauthorized"
+			}
+			fmt.Fprintf(conn, "HTTP/1.1 %s\r\nContent-Type: application/json\r\n\r\n%s %s %s %s\n", status, r.Listener, req.Method, req.URL, body)
+		})
+		run := func(token string, args ...string) result {
+			return m.exec(guest.Exec{Argv: append([]string{"managoat"}, args...), Env: map[string]string{"MANAGOAT_TOKEN": token, "MANAGOAT_BASE_URL": "http://" + guest.APIHost}})
+		}
+		equal(t, "me", run("key", "me").out, "api GET /api/auth/me \n")
+		equal(t, "api", run("key", "api", "post", "/api/conversations?x=1", `{"a":1}`).out, "api POST /api/conversations?x=1 {\"a\":1}\n")
+		if r := run("wrong", "me"); r.Code != 1 || !strings.Contains(r.err, "401") {
+			t.Errorf("a wrong token: %q %q %+v", r.out, r.err, r.Exit)
+		}
+		if r := run("", "me"); r.Code != 1 || !strings.Contains(r.err, "MANAGOAT_TOKEN") {
+			t.Errorf("no token: %q %q %+v", r.out, r.err, r.Exit)
+		}
+		if r := run("key", "destroy", "everything"); r.Code != 2 || !strings.Contains(r.err, "managoat api METHOD PATH") {
+			t.Errorf("an unknown command: %q %q %+v", r.out, r.err, r.Exit)
 		}
 	}},
 	{"an egress process may do nothing but egress", func(t T, p sandbox.Provider) {
