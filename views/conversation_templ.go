@@ -317,7 +317,7 @@ func interruptDialog(h TurnState) templ.Component {
 		}
 		ctx = templ.InitializeContext(ctx)
 		ctx = templ.ClearChildren(ctx)
-		templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 25, "<dialog id=\"interrupt-dialog\" aria-labelledby=\"interrupt-title\"><h2 id=\"interrupt-title\">Interrupt the running turn?</h2><p>The agent stops where it is. What it did stays: files, transcript, and the session.</p><form method=\"dialog\" class=\"actions\"><button type=\"submit\" autofocus>Keep running</button> <button type=\"submit\" class=\"danger\" data-click=\"#interrupt\">Interrupt turn</button></form></dialog>")
+		templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 25, "<dialog id=\"interrupt-dialog\" aria-labelledby=\"interrupt-title\"><h2 id=\"interrupt-title\">Interrupt the running turn?</h2><p>The agent stops where it is. What it did stays: files, transcript, and the session.</p><form method=\"dialog\" class=\"actions\"><button type=\"submit\">Keep running</button> <button type=\"submit\" class=\"danger\" data-click=\"#interrupt\">Interrupt turn</button></form></dialog>")
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}

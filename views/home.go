@@ -42,6 +42,7 @@ type StartForm struct {
 	Agents      []Option
 	Workspaces  []Option // the first one is "a machine of its own"; empty inside a workspace
 	Fixed       string   // id of the workspace when it is given
+	Folders     []string // to choose a working directory from
 	CwdHint     string
 	Errors      Errors
 }

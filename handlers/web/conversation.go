@@ -252,8 +252,8 @@ func (w *Console) facts(ctx context.Context, a tenant.Actor, t conversation.Conv
 	}
 	if !t.Workspace.Implicit && t.Workspace.Status != "deleted" {
 		space := "/workspaces/" + t.WorkspaceID.String()
-		f.Links = []views.Link{{Name: "Diff", URL: at(space+"/diff", "path", t.Cwd)}, {Name: "Files", URL: at(space+"/files", "path", t.Cwd)},
-			{Name: "Download patch", URL: at(space+"/patch", "path", t.Cwd)}}
+		f.Links = []views.Link{{Name: "Diff", URL: address(space+"/diff", "path", t.Cwd)}, {Name: "Files", URL: address(space+"/files", "path", t.Cwd)},
+			{Name: "Download patch", URL: address(space+"/patch", "path", t.Cwd)}}
 	}
 	return f, nil
 }

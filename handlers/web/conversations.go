@@ -28,7 +28,7 @@ func (w *Console) ListConversations(c echo.Context) error {
 		return err
 	}
 	p.Rows, p.Pager = rows, views.Pager{Older: older(c, next)}
-	p.Page.Stream = at("/conversations/stream", "q", p.Query, "status", p.Status, "after", c.QueryParam("after"))
+	p.Page.Stream = address("/conversations/stream", "q", p.Query, "status", p.Status, "after", c.QueryParam("after"))
 	return html(c, http.StatusOK, views.Conversations(p))
 }
 

@@ -74,7 +74,7 @@ func (w *Console) ShowFiles(c echo.Context) error {
 
 func fileEntry(base, dir string, e files.Entry) views.FileEntry {
 	kind := map[string]string{"directory": "dir", "symlink": "link", "file": "file"}[e.Type]
-	return views.FileEntry{Name: e.Name, Kind: orElse(kind, "other"), URL: at(base+"/files", "path", path.Join(dir, e.Name)), Target: e.Target, Size: e.Size, Modified: e.ModifiedAt}
+	return views.FileEntry{Name: e.Name, Kind: orElse(kind, "other"), URL: address(base+"/files", "path", path.Join(dir, e.Name)), Target: e.Target, Size: e.Size, Modified: e.ModifiedAt}
 }
 
 func fileView(f files.Content) *views.FileView {
@@ -88,11 +88,11 @@ func fileView(f files.Content) *views.FileView {
 // crumbs lead from the home directory, or the root, to a path.
 func crumbs(base, to string) []views.Link {
 	at := func(name, path string) views.Link {
-		return views.Link{Name: name, URL: at(base+"/files", "path", path)}
+		return views.Link{Name: name, URL: address(base+"/files", "path", path)}
 	}
-	out, rest, prefix := []views.Link{at("/", "/")}, strings.Trim(to, "/"), "/"
+	out, rest, prefix := []views.Link{address("/", "/")}, strings.Trim(to, "/"), "/"
 	if to == home || strings.HasPrefix(to, home+"/") {
-		out, rest, prefix = []views.Link{at("~", home)}, strings.Trim(strings.TrimPrefix(to, home), "/"), home
+		out, rest, prefix = []views.Link{address("~", home)}, strings.Trim(strings.TrimPrefix(to, home), "/"), home
 	}
 	if rest == "" {
 		return out
@@ -168,7 +168,7 @@ func (w *Console) ShowGitStatus(c echo.Context) error {
 			if e.Conflict {
 				row.Unstaged = "conflict"
 			}
-			row.DiffURL = at(p.Head.URL+"/diff", "path", asked) + "#" + views.DiffID(e.Path)
+			row.DiffURL = address(p.Head.URL+"/diff", "path", asked) + "#" + views.DiffID(e.Path)
 			tab.Entries = append(tab.Entries, row)
 		}
 		return nil
@@ -190,7 +190,7 @@ func (w *Console) ShowDiff(c echo.Context) error {
 			tab.NotReady, tab.Problem, err = cannotRead(err)
 			return err
 		}
-		tab.Files, tab.Truncated, tab.PatchURL = markup.ParseDiff(d.Diff), d.Truncated, at(p.Head.URL+"/patch", "path", asked)
+		tab.Files, tab.Truncated, tab.PatchURL = markup.ParseDiff(d.Diff), d.Truncated, address(p.Head.URL+"/patch", "path", asked)
 		return nil
 	})
 }

@@ -25,7 +25,7 @@ var headings = map[int]string{
 // for the place where it asked, everybody else a page.
 func (w *Console) ErrorPage(c echo.Context, r *refusal.Refusal) error {
 	if r.Code == refusal.SignInRequired {
-		to := at("/sign-in", "next", back(c))
+		to := address("/sign-in", "next", back(c))
 		if inPlace(c) {
 			c.Response().Header().Set("HX-Redirect", to)
 			return c.NoContent(http.StatusUnauthorized)

@@ -141,7 +141,7 @@ func (v rowViews) toolResultBody(b transcript.ToolResultBody) views.RowBody {
 		Output: b.Output, OutputBytes: b.OutputBytes, Truncated: b.Truncated, FullLogPath: b.FullLogPath,
 		Source: views.ToolSource{Output: b.Source.Output, ExitCode: b.Source.ExitCode, Duration: b.Source.Duration}, Diffs: diffs(b.Diffs)}
 	if v.files != "" && b.FullLogPath != "" {
-		r.FullLogURL = at(v.files, "path", strings.Replace(b.FullLogPath, "~", home, 1))
+		r.FullLogURL = address(v.files, "path", strings.Replace(b.FullLogPath, "~", home, 1))
 	}
 	return r
 }

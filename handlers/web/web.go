@@ -305,7 +305,8 @@ func problem(err error) *views.Problem {
 	return &views.Problem{Code: string(r.Code), Message: r.Message}
 }
 
-func at(path string, params ...string) string {
+// address is a path with the parameters that are not empty.
+func address(path string, params ...string) string {
 	query := url.Values{}
 	for i := 0; i+1 < len(params); i += 2 {
 		if params[i+1] != "" {

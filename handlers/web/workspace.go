@@ -49,9 +49,22 @@ func (w *Console) workspace(c echo.Context, status int, tab string, fill func(co
 	}
 	p.Setup = setupView(s, log)
 	p.Setup.Open = tab == "log"
+	p.Head.Status.Since = since(s, log)
 	if tab == "conversations" {
 		if p.Start, err = w.startForm(ctx, a, at.String()); err != nil {
 			return err
+		}
+		if s.EnvironmentID != nil {
+			e, err := w.Environments.Get(ctx, a, *s.EnvironmentID)
+			if err != nil {
+				return err
+			}
+			for _, r := range e.Repositories {
+				p.Start.Folders = append(p.Start.Folders, r.MountPath)
+			}
+			if len(p.Start.Folders) > 0 {
+				p.Start.Cwd = p.Start.Folders[0]
+			}
 		}
 		if p.Conversations, err = w.conversationLines(ctx, a, at); err != nil {
 			return err
@@ -92,6 +105,14 @@ func (w *Console) workspaceHead(ctx context.Context, a tenant.Actor, s workspace
 		h.Vault = views.Link{Name: v.Name, URL: "/vaults/" + v.ID.String()}
 	}
 	return h, nil
+}
+
+// since is when a setup that runs began; zero when none runs.
+func since(s workspace.Workspace, log workspace.Log) time.Time {
+	if s.Status != workspace.Provisioning || len(log.Steps) == 0 {
+		return time.Time{}
+	}
+	return when(log.Steps[0].StartedAt)
 }
 
 func (w *Console) conversationLines(ctx context.Context, a tenant.Actor, workspaceID uuid.UUID) (rows []views.Row, err error) {
@@ -164,6 +185,7 @@ func (w *Console) WorkspaceStream(c echo.Context) error {
 		if err != nil {
 			return nil, err
 		}
+		head.Status.Since = since(s, log)
 		now := time.Now()
 		f := []views.Fragment{{Target: views.IDWorkspace, Swap: views.SwapMorph, Content: views.WorkspaceTop(head, now)}}
 		setup := setupView(s, log)

@@ -24,7 +24,7 @@ func (w *Console) ListWorkspaces(c echo.Context) error {
 		return err
 	}
 	p := views.WorkspacesPage{Page: w.page(c, "Workspaces", "workspaces"), Rows: rows, Pager: views.Pager{Older: older(c, next)}}
-	p.Page.Stream = at("/workspaces/stream", "after", c.QueryParam("after"))
+	p.Page.Stream = address("/workspaces/stream", "after", c.QueryParam("after"))
 	return html(c, http.StatusOK, views.Workspaces(p))
 }
 
