@@ -30,6 +30,8 @@ type adapter struct {
 	Stdout int64 `json:"stdout"`
 	Stderr int64 `json:"stderr"`
 	Skip   skip  `json:"skip"`
+	// Records is the last record of the machine's recording shell that is dealt with.
+	Records int64 `json:"records"`
 
 	Session bool       `json:"session"` // its session stands: prompts may be sent
 	Images  bool       `json:"images"`  // they may hold images

@@ -74,15 +74,26 @@ func (t *turn) attempt(ctx context.Context) error {
 	})
 }
 
-// machine makes sure that the workspace's machine is up.
+// machine makes sure that the workspace's machine is up. That it had to be woken is shown, and why it could not be.
 func (t *turn) machine(ctx context.Context) (*workspace.Up, error) {
-	return t.s.o.Workspaces.Ensure(ctx, t.c.TenantID, t.c.WorkspaceID, func(w workspace.Waiting) {
+	start, woken := time.Now(), false
+	up, err := t.s.o.Workspaces.Ensure(ctx, t.c.TenantID, t.c.WorkspaceID, func(w workspace.Waiting) {
 		reason := ForMachine
 		if w.For == "setup" {
 			reason = ForSetup
+		} else {
+			woken = true
 		}
 		t.waits(ctx, reason, w.Step)
 	})
+	stage := transcript.StageBody{Stage: "wake", State: "done", DurationMS: time.Since(start).Milliseconds()}
+	if r, ok := refusal.As(err); ok && r.Code != refusal.SetupFailed {
+		stage.State, stage.Reason, stage.Advice = "failed", string(r.Code), r.Message
+		t.stage(ctx, stage)
+	} else if err == nil && woken {
+		t.stage(ctx, stage)
+	}
+	return up, err
 }
 
 // rejoin takes the adapter that runs already: the one we hold, or one that a server before us left. One that cannot be
@@ -233,6 +244,7 @@ func (t *turn) environment(up *workspace.Up, a adapter, l runtime.Launch, keys [
 		env[key] = value.Reveal()
 	}
 	maps.Copy(env, broker.ProxyEnv(keys[0].Reveal()))
+	env[guest.RecordTag] = a.ExecID.String()
 	set, unset := t.runtime.Fixed(l)
 	for _, name := range unset {
 		delete(env, name)

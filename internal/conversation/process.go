@@ -50,20 +50,22 @@ type process struct {
 	gate      *transcript.Gate
 	redactor  *transcript.Redactor
 	env       map[string]string // of the process, for the terminals it asks for
+	exec      uuid.UUID         // of its command in the guest
 	execID    string
 	machine   uuid.UUID
 	boot      string                 // of the machine: another start of it is the end of the process
 	session   string                 // of the protocol; "" until it stands
 	caps      sdk.PromptCapabilities // of the agent
 
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	peer   *acp.Peer
-	out    chan []byte // lines to the agent
-	in     chan arrival
-	calls  chan func()   // what others do in the pump's place
-	gone   chan struct{} // closed when the pump has ended
-	owned  sync.WaitGroup
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	peer     *acp.Peer
+	out      chan []byte // lines to the agent
+	in       chan arrival
+	recorded chan guest.Record
+	calls    chan func()   // what others do in the pump's place
+	gone     chan struct{} // closed when the pump has ended
+	owned    sync.WaitGroup
 
 	mu    sync.Mutex
 	guest *guest.Client
@@ -85,9 +87,10 @@ var errDetached = errors.New("the server lets go of the adapter")
 // hold begins to follow an adapter that runs, or has just been started, from where its row says. t is the turn that what
 // it says belongs to; nil between turns.
 func (s *Service) hold(p *process, a adapter, g *guest.Client, t *turn, open []queries.ToolCall) {
-	p.s, p.guest, p.execID, p.machine, p.boot = s, g, a.ExecID.String(), a.MachineID, a.BootID
+	p.s, p.guest, p.exec, p.execID, p.machine, p.boot = s, g, a.ExecID, a.ExecID.String(), a.MachineID, a.BootID
 	p.ctx, p.cancel = context.WithCancelCause(context.Background())
 	p.out, p.in, p.calls, p.gone = make(chan []byte, outputQueue), make(chan arrival, inputQueue), make(chan func(), eventQueue), make(chan struct{})
+	p.recorded = make(chan guest.Record, eventQueue)
 	// Above every number that an earlier server used with the same process.
 	p.peer = acp.NewPeer(time.Now().UnixMilli(), p.enqueue)
 	p.pump.init(a)
@@ -101,6 +104,9 @@ func (s *Service) hold(p *process, a adapter, g *guest.Client, t *turn, open []q
 	at := guest.Offsets{Stdout: a.Stdout, Stderr: a.Stderr}
 	p.owned.Go(func() { p.follow(at) })
 	p.owned.Go(p.write)
+	if p.env[guest.RecordTag] != "" {
+		p.owned.Go(func() { p.followRecords(a.Records) })
+	}
 	p.owned.Go(p.run)
 }
 

@@ -34,7 +34,7 @@ type pump struct {
 	committed adapter // as the row has it
 	pos       int64   // of stdout: the end of the last line that was handled
 	errPos    int64   // of stderr
-	acked     int64
+	acked     guest.Offsets
 	skip      skip // rows of lines that are read again, which are stored already
 
 	rows  []transcript.Row
@@ -50,6 +50,7 @@ type pump struct {
 	notices  int
 	stderr   []byte
 	tools    tools
+	records  records
 	terms    terminals
 	exit     *guest.Exit
 	broken   error // the connection to the guest broke off in a write, or for good
@@ -71,12 +72,13 @@ type textStream struct {
 
 func (u *pump) init(a adapter) {
 	u.turnID = a.TurnID
-	u.committed, u.pos, u.errPos, u.acked = a, a.Stdout, a.Stderr, a.Stdout
+	u.committed, u.pos, u.errPos, u.acked = a, a.Stdout, a.Stderr, guest.Offsets{Stdout: a.Stdout, Stderr: a.Stderr}
 	u.lines = acp.NewLines(a.Stdout)
 	u.skip, u.ahead = a.Skip.clone(), a.Skip.clone()
 	u.texts = map[string]*textStream{}
 	u.tools.init()
 	u.terms.init()
+	u.records.seen = a.Records
 }
 
 // run handles all that the adapter says until it ends or is let go.
@@ -95,6 +97,8 @@ func (p *process) run() {
 			p.drain()
 		case fn := <-p.calls:
 			fn()
+		case r := <-p.recorded:
+			p.record(r)
 		case <-timer.C:
 			p.flushDue(time.Now())
 		}
@@ -375,6 +379,7 @@ func (p *process) next() adapter {
 	a := p.committed
 	a.Rev++
 	a.Stderr = p.errPos
+	a.Records = p.settledRecords()
 	if p.clean() {
 		a.Stdout, a.Skip = p.pos, skip{}
 	} else {
@@ -390,13 +395,13 @@ func (p *process) stored(a adapter) {
 	if a.Skip.empty() {
 		p.ahead = skip{}
 	}
-	if a.Stdout-p.acked >= ackEvery || a.Stdout > p.acked && p.exit != nil {
+	if a.Stdout-p.acked.Stdout >= ackEvery || a.Stderr-p.acked.Stderr >= ackEvery {
 		ctx, cancel := context.WithTimeout(p.ctx, ackTimeout)
 		defer cancel()
 		if err := p.client().Ack(ctx, p.execID, guest.Offsets{Stdout: a.Stdout, Stderr: a.Stderr}); err != nil && !errors.Is(err, guest.ErrGone) {
 			p.s.log.Warn("free an adapter's spool", "conversation", p.id, "error", err)
 		}
-		p.acked = a.Stdout
+		p.acked = guest.Offsets{Stdout: a.Stdout, Stderr: a.Stderr}
 	}
 	// A spool that fills while text is held back would stop the agent.
 	if p.pos-a.Stdout > spoolBytes/2 {
@@ -409,10 +414,7 @@ func (p *process) stored(a adapter) {
 
 // commit stores the rows that wait, with the place up to which the output was read.
 func (p *process) commit() error {
-	if len(p.rows) == 0 && (p.pos == p.committed.Stdout || !p.clean()) {
-		return nil
-	}
-	if len(p.rows) == 0 && p.pos-p.committed.Stdout < ackEvery && p.turn == nil {
+	if len(p.rows) == 0 && p.pos-p.committed.Stdout < ackEvery && p.errPos-p.committed.Stderr < ackEvery {
 		return nil // nothing to see; the place can wait
 	}
 	a := p.next()

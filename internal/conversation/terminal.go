@@ -16,6 +16,7 @@ import (
 	"managoat/internal/runtime"
 	"managoat/internal/transcript"
 	"managoat/sandbox/guest"
+	"managoat/sandbox/guest/wire"
 )
 
 // Limits of what an agent asks its client to do.
@@ -90,12 +91,14 @@ func (p *process) createTerminal(m acp.Message) {
 	if len(in.Args) == 0 && strings.ContainsAny(in.Command, " \t\n;|&<>$\"'") {
 		argv = []string{"/bin/bash", "-c", in.Command} // a command line, which some agents send
 	}
-	t := &terminal{id: uuid.Must(uuid.NewV7()).String(), argv: argv, limit: terminalOutput}
+	// Named by the request, so that one that is read again after a restart starts nothing twice.
+	t := &terminal{id: uuid.NewSHA1(p.exec, m.ID).String(), argv: argv, limit: terminalOutput}
 	if in.Limit != nil && *in.Limit >= 0 && *in.Limit < t.limit {
 		t.limit = *in.Limit
 	}
 	t.logPath = p.logPath(t.id)
 	env := maps.Clone(p.env)
+	delete(env, guest.RecordTag) // our guest sees it already
 	for _, v := range in.Env {
 		env[v.Name] = v.Value
 	}
@@ -106,7 +109,9 @@ func (p *process) createTerminal(m acp.Message) {
 	ctx, cancel := context.WithTimeout(p.ctx, requestTimeout)
 	defer cancel()
 	err := p.client().Start(ctx, guest.Exec{ID: t.id, Argv: argv, Env: env, Dir: dir, User: guest.Sprite, Spool: guest.SpoolLog, LogPath: t.logPath, LogBytes: fullLog})
-	if err != nil {
+	var refused *guest.Refused
+	if err != nil && !(errors.As(err, &refused) && refused.Code == wire.CodeExists) {
+		p.s.log.Warn("start a command of a terminal", "conversation", p.id, "error", err)
 		p.refuse(m.ID, acp.CodeInternal, "the command could not be started: "+err.Error())
 		return
 	}

@@ -16,35 +16,42 @@ import (
 
 // Limits of tool calls.
 const (
-	keptOutput  = 64 << 10 // bytes of a call's output in its result: half from the start, half from the end
-	maxTitleLen = 200      // characters of a call's title
-	maxInput    = 256 << 10
-	maxToolID   = 200
+	keptOutput   = 64 << 10 // bytes of a call's output in its result: half from the start, half from the end
+	maxTitleLen  = 200      // characters of a call's title
+	maxInput     = 256 << 10
+	maxToolID    = 200
+	maxOpenTools = 1000
 )
 
-// tools are the tool calls of a turn that have not ended.
-type tools struct{ open map[string]*toolCall }
+// tools are the tool calls of a turn.
+type tools struct {
+	open  map[string]*toolCall
+	ended map[string]struct{}
+}
 
-func (t *tools) init() { t.open = map[string]*toolCall{} }
+func (t *tools) init() { t.open, t.ended = map[string]*toolCall{}, map[string]struct{}{} }
 
 // toolCall is a call as its updates, and what ran for it in the machine, have made it.
 type toolCall struct {
 	runtime.ToolCall
-	started time.Time
-	locs    []sdk.ToolCallLocation
-	shown   bool               // its diffs stand in a row
-	live    *transcript.Budget // of output that was seen as it came; nil when none was
-	ran     *ran               // what our guest saw of its command
+	started   time.Time
+	locs      []sdk.ToolCallLocation
+	shown     bool               // its diffs stand in a row
+	live      *transcript.Budget // of output that was seen as it came; nil when none was
+	ran       *ran               // what our guest saw of its command
+	recordSeq int64              // of the record that says so; 0: our guest ran it itself
 }
 
 // ran is a command that our guest ran or watched.
 type ran struct {
-	exitCode *int
-	signal   string
-	duration time.Duration
-	bytes    int64
-	logPath  string
-	ended    bool
+	exitCode  *int
+	signal    string
+	duration  time.Duration
+	bytes     int64
+	logPath   string
+	ended     bool
+	output    *string // all that was recorded of it, through the gate; nil: it was seen as it came
+	truncated bool    // and that is not all there was
 }
 
 // update handles a session/update.
@@ -128,13 +135,14 @@ func (p *process) tool(m acp.Message, line []byte, u sdk.SessionToolCallUpdate) 
 	fields := runtime.ReadMessage(m.Params)
 	c := p.tools.open[id]
 	if c == nil {
-		if u.Status != nil && callEnded(*u.Status) && u.Title == nil && u.RawInput == nil {
-			return // an update of a call that has ended
+		if _, ended := p.tools.ended[id]; ended || len(p.tools.open) >= maxOpenTools {
+			return
 		}
 		c = &toolCall{ToolCall: runtime.ToolCall{ID: id, Status: string(sdk.ToolCallStatusPending)}, started: time.Now()}
 		p.tools.open[id] = c
 	}
 	changed := c.apply(u, fields)
+	p.claimRecord(c)
 	if changed && !c.done() {
 		c.shown = len(diffsOf(c.Content)) > 0
 		p.add(transcript.Row{Type: transcript.ToolCallType, Body: p.toolBody(c), Raw: p.rawOf(line), Tool: p.toolRow(c)}, true)
@@ -149,7 +157,7 @@ func (p *process) tool(m acp.Message, line []byte, u sdk.SessionToolCallUpdate) 
 			p.terms.bind(content.Terminal.TerminalId, c)
 		}
 	}
-	if c.done() {
+	if c.done() && !(p.turn != nil && p.turn.stopping.Load()) { // else its command is still ending: with the turn
 		p.result(c, line)
 	}
 }
@@ -321,6 +329,7 @@ func (p *process) toolSays(c *toolCall, stream, text string, fromLine bool) {
 func (p *process) result(c *toolCall, line []byte) {
 	p.awaitRecord(c)
 	delete(p.tools.open, c.ID)
+	p.tools.ended[c.ID] = struct{}{}
 	for key := range p.texts {
 		if strings.HasPrefix(key, "tool:"+c.ID+":") {
 			p.endText(key)
@@ -353,6 +362,13 @@ func (p *process) result(c *toolCall, line []byte) {
 	if kept != nil {
 		b.Output, b.Truncated = kept.Output()
 		b.OutputBytes = kept.Total()
+	}
+	if r := c.ran; r != nil && r.output != nil {
+		kept := transcript.NewBudget(keptOutput)
+		kept.Write(*r.output)
+		b.Output, b.Truncated = kept.Output()
+		b.Truncated = b.Truncated || r.truncated
+		b.OutputBytes, b.Source.Output = r.bytes, transcript.Machine
 	}
 	if r := c.ran; r != nil && r.ended {
 		b.ExitCode, b.Signal, b.Source.ExitCode = r.exitCode, r.signal, transcript.Machine

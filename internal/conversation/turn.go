@@ -292,13 +292,10 @@ func (t *turn) released(p *process) error {
 // stop interrupts the agent: first by what it understands, then by signals to its whole tree; the turn is over by the
 // deadline whatever it does.
 func (t *turn) stop(ctx context.Context, p *process) error {
-	t.stopping.Store(true)
-	p.do(ctx, func() {
-		// Open permission requests come first: no tool starts in between.
-		if err := p.peer.Notify(ctx, sdk.AgentMethodSessionCancel, map[string]any{"sessionId": p.session}); err != nil {
-			t.s.log.Warn("a cancel was not taken by an agent", "conversation", t.c.ID, "error", err)
-		}
-	})
+	t.stopping.Store(true) // from here on permission requests are denied: no tool starts in between
+	if err := p.peer.Notify(ctx, sdk.AgentMethodSessionCancel, map[string]any{"sessionId": p.session}); err != nil {
+		t.s.log.Warn("a cancel was not taken by an agent", "conversation", t.c.ID, "error", err)
+	}
 	for _, step := range []struct {
 		signal string
 		grace  time.Duration
@@ -407,6 +404,7 @@ func (p *process) finish(e ending) {
 	}
 	p.closeTerminals()
 	p.closeTools()
+	p.ownRows()
 	p.flushAll()
 	if e.problem != nil {
 		clean := e.problem.clean(p.gate)
@@ -420,6 +418,7 @@ func (p *process) finish(e ending) {
 	t.over(err)
 	if err == nil {
 		p.stored(a)
+		p.first = false
 	}
 	p.turn = nil
 	if err != nil && p.ctx.Err() == nil {
@@ -462,6 +461,11 @@ func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf,
 	if with != nil {
 		if err := with.p.save(ctx, tx, with.a); err != nil {
 			return err
+		}
+		if with.p.first {
+			if err := tx.FirstToken(ctx, t.row.ID); err != nil {
+				return err
+			}
 		}
 		rows = with.rows
 	}

@@ -225,10 +225,14 @@ func (op *operation) release(ctx context.Context) {
 	}
 }
 
-// write runs fn in a transaction of the operation's account that only its owner may make.
+// write runs fn in a transaction of the operation's account that only its owner may make. The conversation is locked
+// first, as people's requests do, so that the two never wait for each other.
 func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
 	return op.s.persist(ctx, func() error {
 		return op.s.db.InTenant(ctx, op.row.TenantID, func(tx db.Tx) error {
+			if _, err := tx.LockConversationAlways(ctx, *op.row.ConversationID); err != nil {
+				return err
+			}
 			if err := op.hold(ctx, tx); err != nil {
 				return err
 			}

@@ -18,7 +18,7 @@ func (command) Template() string { return "" }
 // Argv lets a shell read the command line; a simple command takes the shell's place.
 func (command) Argv(l Launch) []string { return []string{"/bin/bash", "-c", l.CommandLine} }
 
-func (command) Defaults(Launch) map[string]string { return map[string]string{"SHELL": "/bin/bash"} }
+func (command) Defaults(Launch) map[string]string { return map[string]string{"SHELL": guest.Shell} }
 
 func (command) Fixed(l Launch) (map[string]string, []string) { return modelEnv(l) }
 

@@ -47,6 +47,8 @@ func (claude) Defaults(Launch) map[string]string {
 func (claude) Fixed(l Launch) (map[string]string, []string) {
 	set, unset := modelEnv(l)
 	set["CLAUDE_CONFIG_DIR"] = l.Home
+	// With " -" in it the value is a command line to which the command is added as one argument.
+	set["CLAUDE_CODE_SHELL_PREFIX"] = guest.Shell + " -c"
 	return set, append([]string{"CLAUDE_CODE_SHELL", "IS_SANDBOX"}, unset...)
 }
 
