@@ -141,13 +141,16 @@ func Took(d time.Duration) string {
 	return fmt.Sprintf("%d h %02d min", int(d.Hours()), int(d.Minutes())%60)
 }
 
+// soon is how far ahead a time may lie and still be now: clocks differ.
+const soon = 5 * time.Second
+
 // Ago is how long ago something was, seen from now: "just now", "3 min ago", "2 h ago", "5 d ago"; the
 // future reads "in 3 min". app.js keeps it true with the same rule.
 func Ago(now, t time.Time) string {
 	d := now.Sub(t)
 	s := int(d.Abs() / time.Second)
 	if s < 60 {
-		if d < 0 {
+		if d < -soon {
 			return "in a minute"
 		}
 		return "just now"

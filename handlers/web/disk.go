@@ -87,19 +87,19 @@ func fileView(f files.Content) *views.FileView {
 
 // crumbs lead from the home directory, or the root, to a path.
 func crumbs(base, to string) []views.Link {
-	at := func(name, path string) views.Link {
+	crumb := func(name, path string) views.Link {
 		return views.Link{Name: name, URL: address(base+"/files", "path", path)}
 	}
-	out, rest, prefix := []views.Link{address("/", "/")}, strings.Trim(to, "/"), "/"
+	out, rest, prefix := []views.Link{crumb("/", "/")}, strings.Trim(to, "/"), "/"
 	if to == home || strings.HasPrefix(to, home+"/") {
-		out, rest, prefix = []views.Link{address("~", home)}, strings.Trim(strings.TrimPrefix(to, home), "/"), home
+		out, rest, prefix = []views.Link{crumb("~", home)}, strings.Trim(strings.TrimPrefix(to, home), "/"), home
 	}
 	if rest == "" {
 		return out
 	}
 	for part := range strings.SplitSeq(rest, "/") {
 		prefix = path.Join(prefix, part)
-		out = append(out, at(part, prefix))
+		out = append(out, crumb(part, prefix))
 	}
 	return out
 }

@@ -417,7 +417,7 @@ func TestAConversationWithoutJavaScript(t *testing.T) {
 	for path, want := range map[string]string{"": "Words", "/files": ".managoat/", "/files?path=/etc": "path", "/git-status": "not", "/diff": "not", "/setup-log": "Create the machine", "/egress": "Unrestricted"} {
 		v.get(page+path).says(200, want)
 	}
-	v.post(talk + "/terminate").says(200, "This conversation has ended")
+	v.post(talk+"/terminate").says(200, "This conversation has ended")
 	v.post(talk+"/prompts", "prompt", "x").says(410, "ended")
 	v.post(page+"/delete", "confirm", "shop").says(200, "Deleting shop")
 }

@@ -18,7 +18,7 @@
   };
   const ago = (ms) => {
     const s = Math.floor(Math.abs(ms) / 1000);
-    if (s < 60) return ms < 0 ? "in a minute" : "just now";
+    if (s < 60) return ms < -5000 ? "in a minute" : "just now";
     const [n, unit] = s < 3600 ? [Math.floor(s / 60), "min"] : s < 86400 ? [Math.floor(s / 3600), "h"] : [Math.floor(s / 86400), "d"];
     return ms < 0 ? `in ${n} ${unit}` : `${n} ${unit} ago`;
   };
