@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"strings"
 
 	"github.com/labstack/echo/v4"
 
@@ -15,8 +16,8 @@ import (
 // once answers a repeated POST with the first one's answer. The key is taken in the transaction that makes the change
 // (see package idempotency); a request that changed nothing uses none.
 func (g *edge) once(c echo.Context, actor tenant.Actor, route Route, key string, next echo.HandlerFunc) error {
-	if len(key) > idempotency.MaxKeyLength {
-		return refusal.New(refusal.BadRequest, "An Idempotency-Key has at most %d characters.", idempotency.MaxKeyLength)
+	if len(key) > idempotency.MaxKeyLength || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return refusal.New(refusal.BadRequest, "An Idempotency-Key has at most %d characters, all of them printable ASCII.", idempotency.MaxKeyLength)
 	}
 	body, err := io.ReadAll(c.Request().Body) // bounded by the body limit
 	if err != nil {
@@ -40,8 +41,8 @@ func (g *edge) once(c echo.Context, actor tenant.Actor, route Route, key string,
 	if err := next(c); err != nil {
 		return err
 	}
-	if c.Response().Status >= 300 {
-		return nil
+	if c.Response().Status >= 300 || route.Secret {
+		return nil // a repetition of the latter is refused: it cannot be shown again
 	}
 	if err := claim.Store(ctx, g.cfg.DB, idempotency.Response{Status: c.Response().Status, Body: record.body.Bytes()}); err != nil {
 		g.cfg.Log.Warn("an answer was not kept for its Idempotency-Key", "err", err)

@@ -51,6 +51,7 @@ type Route struct {
 	Quota   Quota
 	Summary string
 	Status  int           // of success; 0: 200
+	Secret  bool          // the answer holds something shown once: it is never kept for an Idempotency-Key
 	API     *api.Endpoint // exactly one of API and Web
 	Web     echo.HandlerFunc
 }

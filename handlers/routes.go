@@ -42,7 +42,7 @@ func APIRoutes(h JSON) []Route {
 		public(row(post, "/api/auth/token", Never, audit.APIKeyCreate, 0, "", "Make an API key with a password", api.JSON(h.Auth.Token))),
 		row(get, "/api/auth/me", Reads, "", 0, "", "Who calls", api.JSON(h.Auth.Me)),
 		row(get, "/api/auth/api-keys", Never, "", 0, "", "List API keys", api.JSON(h.Auth.ListKeys)),
-		row(post, "/api/auth/api-keys", Never, audit.APIKeyCreate, created, "", "Make an API key", api.JSON(h.Auth.CreateKey)),
+		shownOnce(row(post, "/api/auth/api-keys", Never, audit.APIKeyCreate, created, "", "Make an API key", api.JSON(h.Auth.CreateKey))),
 		row(del, "/api/auth/api-keys/{id}", Never, audit.APIKeyRevoke, none, "", "Revoke an API key", api.JSON(h.Auth.RevokeKey)),
 		row(get, "/api/members", Never, "", 0, "", "List the account's people", api.JSON(h.Auth.ListMembers)),
 		row(get, "/api/sessions", Never, "", 0, "", "List your browser sessions", api.JSON(h.Auth.ListSessions)),
@@ -128,6 +128,12 @@ func APIRoutes(h JSON) []Route {
 // row is a route of the JSON API that needs a signed-in person or a key.
 func row(method, path string, sandbox SandboxRule, action audit.Action, status int, quota Quota, summary string, e api.Endpoint) Route {
 	return Route{Method: method, Path: path, Access: Signed, Sandbox: sandbox, Audit: action, Quota: quota, Summary: summary, Status: status, API: &e}
+}
+
+// shownOnce marks a route whose answer is kept nowhere.
+func shownOnce(r Route) Route {
+	r.Secret = true
+	return r
 }
 
 // public opens a route to everybody.

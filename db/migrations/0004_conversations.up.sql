@@ -36,6 +36,7 @@ create table conversations (
     foreign key (tenant_id, workspace_id) references workspaces
 );
 create index conversations_workspace on conversations (tenant_id, workspace_id);
+create index conversations_agent on conversations (tenant_id, agent_id);
 create index conversations_recent on conversations (tenant_id, last_active_at desc, id);
 call protect('conversations');
 call definer_reads('conversations');
