@@ -23,8 +23,7 @@ import (
 	"managoat/sandbox/guest/thin"
 )
 
-// guestName is argv[0] of the guest itself. With the argument "root" its commands get user namespaces of
-// their own and may run as machine root.
+// guestName is argv[0] of the guest where something else made the machine.
 const guestName = "managoat-guest"
 
 func main() {
@@ -33,7 +32,12 @@ func main() {
 	case shim.Name:
 		shim.Main(os.Args[1:])
 	case boot.Name:
-		boot.Main([]string{guestName, "root"})
+		err := boot.Boot()
+		if err == nil {
+			err = guest(true)
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	case boot.NetworkName:
 		fmt.Fprintln(os.Stderr, boot.Network(os.Args[1:]))
 		os.Exit(1)
@@ -50,7 +54,7 @@ func main() {
 	case probe.Name:
 		probe.Main()
 	case guestName:
-		fmt.Fprintln(os.Stderr, guest(len(os.Args) > 1 && os.Args[1] == "root"))
+		fmt.Fprintln(os.Stderr, guest(false))
 		os.Exit(1)
 	default:
 		fmt.Fprintf(os.Stderr, "%s: this program is started by Managoat\n", name)
@@ -58,7 +62,8 @@ func main() {
 	}
 }
 
-// guest serves until the machine ends.
+// guest serves until the machine ends. With root, commands get user namespaces of their own and may run as
+// machine root.
 func guest(root bool) error {
 	// Nothing of the machine may read this process's memory, even where it has the same uid.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {

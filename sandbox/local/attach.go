@@ -20,7 +20,7 @@ func Attach(dir string) (*Guests, error) {
 	}
 	p := &Provider{dir: dir, log: slog.New(slog.DiscardHandler), groups: findHierarchy()}
 	if os.Geteuid() == 0 {
-		p.engine = &namespaces{p}
+		p.engine = &namespaces{p: p}
 	} else {
 		p.engine = &bubblewrap{p: p}
 	}

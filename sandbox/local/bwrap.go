@@ -23,6 +23,10 @@ import (
 // see as sprite; there is no machine root.
 type bubblewrap struct{ p *Provider }
 
+func (b *bubblewrap) made(*machine)     {}
+func (b *bubblewrap) released(*machine) {}
+func (b *bubblewrap) close()            {}
+
 func (b *bubblewrap) guestUID(m *machine) int { return os.Geteuid() }
 
 // copied are the parts of a base that such a machine has of its own.

@@ -82,6 +82,10 @@ type engine interface {
 	prepare(dir string, m *machine) error
 	// boot starts the machine's first process and returns its pid.
 	boot(ctx context.Context, m *machine, b bootFiles) (pid int, err error)
+	// made is told of a machine that was made, released of one that is gone, close of the provider's end.
+	made(m *machine)
+	released(m *machine)
+	close()
 	// guestUID is the uid on this host that the machine's guest runs as.
 	guestUID(m *machine) int
 }
@@ -115,9 +119,9 @@ func New(opts Options) (*Provider, error) {
 	p.base = &baseStore{dir: filepath.Join(dir, "base"), rootfs: opts.Rootfs, sources: opts.AptSources, ca: opts.ExtraCA}
 	p.groups = findHierarchy()
 	if os.Geteuid() == 0 {
-		p.engine = &namespaces{p}
+		p.engine = &namespaces{p: p}
 	} else {
-		p.engine = &bubblewrap{p}
+		p.engine = &bubblewrap{p: p}
 	}
 	if err := p.sweep(); err != nil {
 		return nil, fmt.Errorf("local provider: %w", err)
@@ -136,6 +140,7 @@ func New(opts Options) (*Provider, error) {
 func (p *Provider) Close() error {
 	p.stop()
 	p.watched.Wait()
+	p.engine.close()
 	return nil
 }
 

@@ -19,7 +19,10 @@ import (
 )
 
 // namespaces is the engine of a server that is root (kernel 5.19 or newer).
-type namespaces struct{ p *Provider }
+type namespaces struct {
+	p    *Provider
+	maps idMaps
+}
 
 func (n *namespaces) guestUID(m *machine) int { return m.uid() + shim.GuestUID }
 
@@ -58,6 +61,14 @@ func (n *namespaces) prepare(dir string, m *machine) error {
 	}
 	return identity(filepath.Join(dir, layerRoot, "upper"), m.Hostname)
 }
+
+// made prepares the start that usually follows.
+func (n *namespaces) made(m *machine) { n.maps.prepare(n.p.guest, m.Range) }
+
+// released forgets what was prepared.
+func (n *namespaces) released(m *machine) { n.maps.drop(m.Range) }
+
+func (n *namespaces) close() { n.maps.close() }
 
 // boot lays the machine's root out and starts its first process in it. It does so in a mount namespace of its own, of
 // which only what the machine holds stays.
@@ -140,7 +151,7 @@ type source struct {
 
 // layOut makes a new mount namespace for this thread and in it the machine's root at scratch/root.
 func (n *namespaces) layOut(m *machine) error {
-	ids, err := n.idMap(m)
+	ids, err := n.maps.get(n.p.guest, m.Range)
 	if err != nil {
 		return err
 	}
@@ -341,26 +352,6 @@ func idMapped(dir string, ids *os.File, flags uint64) (int, error) {
 		return -1, fmt.Errorf("%w: %w", errIDMap, err)
 	}
 	return fd, nil
-}
-
-// idMap returns a user namespace that says how ids on disk become a machine's. The host's root is in it, or
-// overlay could not make its work directory and would be read-only without a word.
-func (n *namespaces) idMap(m *machine) (*os.File, error) {
-	maps := []syscall.SysProcIDMap{{ContainerID: 0, HostID: m.uid(), Size: rangeSize}, {ContainerID: rangeSize, HostID: 0, Size: 1}}
-	// A namespace needs a process to be made. This one never gets to do anything.
-	holder, err := os.StartProcess(n.p.guest, []string{boot.HoldName}, &os.ProcAttr{Env: []string{}, Sys: &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: maps, GidMappings: maps,
-	}})
-	if err != nil {
-		return nil, fmt.Errorf("user namespace: %w", err)
-	}
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", holder.Pid))
-	holder.Kill()
-	holder.Wait()
-	if err != nil {
-		return nil, fmt.Errorf("user namespace: %w", err)
-	}
-	return ns, nil
 }
 
 // toolsDir is the directory of tools that goes with the guest's binary.

@@ -418,6 +418,7 @@ func (p *Provider) Destroy(ctx context.Context, id string) error {
 		}
 		if m.Range >= 0 {
 			p.releaseRange(m.Range, m.Name)
+			p.engine.released(m)
 		}
 		return nil
 	})

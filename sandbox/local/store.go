@@ -249,6 +249,7 @@ func (p *Provider) make(spec sandbox.Spec) (_ *machine, err error) {
 		return nil, err
 	}
 	m.dir = final
+	p.engine.made(m)
 	return m, nil
 }
 

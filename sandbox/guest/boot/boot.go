@@ -1,6 +1,6 @@
 // Package boot is the first thing that runs in a machine of the local provider: root of the machine's user
 // namespace and pid 1, in a mount namespace where the provider has laid the root file system out. It mounts
-// what every machine needs, makes that the root, gives up everything but a few capabilities and becomes the
+// what every machine needs, makes that the root, and gives up everything but a few capabilities; then it is the
 // guest.
 package boot
 
@@ -12,7 +12,9 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -65,15 +67,17 @@ var hiddenDirs = []string{"acpi", "asound", "scsi"}
 // devices a machine has.
 var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
-// Main turns into the guest or says on ReadyFD why not.
-func Main(guestArgs []string) {
-	runtime.LockOSThread()
-	err := start(guestArgs)
-	fmt.Fprint(os.NewFile(ReadyFD, "ready"), err)
-	os.Exit(1)
+// Boot makes the machine's root and leaves this process, all its threads, what the guest may be. On failure it
+// has said why on ReadyFD. It needs the whole process for itself and no cgo.
+func Boot() error {
+	err := boot()
+	if err != nil {
+		fmt.Fprint(os.NewFile(ReadyFD, "ready"), err)
+	}
+	return err
 }
 
-func start(guestArgs []string) error {
+func boot() error {
 	raw, err := io.ReadAll(io.LimitReader(os.NewFile(ConfigFD, "config"), 1<<16))
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)
@@ -99,14 +103,47 @@ func start(guestArgs []string) error {
 		return err
 	}
 	// Only now: the provider has moved us, so /proc/self/cgroup shows / and nothing of the host.
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+	if err := allThreads(unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP); err != nil {
 		return fmt.Errorf("cgroup namespace: %w", err)
 	}
-	if err := shim.Become(shim.GuestUID, guestCaps); err != nil {
-		return err
+	return become()
+}
+
+// allThreads makes a system call that concerns one thread on every thread of the process.
+func allThreads(nr uintptr, args ...uintptr) error {
+	var a [6]uintptr
+	copy(a[:], args)
+	if _, _, e := syscall.AllThreadsSyscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5]); e != 0 {
+		return e
 	}
-	err = unix.Exec("/proc/self/exe", guestArgs, []string{"PATH=/usr/bin:/bin"})
-	return fmt.Errorf("start guest: %w", err)
+	return nil
+}
+
+// become gives up root of the machine for the guest's uid and its few capabilities.
+func become() error {
+	// Nothing this process executes may gain anything.
+	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1); err != nil {
+		return fmt.Errorf("keep capabilities: %w", err)
+	}
+	if err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(shim.GuestUID, shim.GuestUID, shim.GuestUID), syscall.Setresuid(shim.GuestUID, shim.GuestUID, shim.GuestUID)); err != nil {
+		return fmt.Errorf("become the guest: %w", err)
+	}
+	var bits uint32
+	for _, c := range guestCaps {
+		bits |= 1 << c
+	}
+	head := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	data := &[2]unix.CapUserData{{Effective: bits, Permitted: bits}}
+	err := allThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(head)), uintptr(unsafe.Pointer(data)))
+	runtime.KeepAlive(head)
+	runtime.KeepAlive(data)
+	if err != nil {
+		return fmt.Errorf("drop capabilities: %w", err)
+	}
+	return nil
 }
 
 func mounts(root string) error {
