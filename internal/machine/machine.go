@@ -467,15 +467,29 @@ func (s *Service) stop(ctx context.Context, p sandbox.Provider, row queries.Mach
 }
 
 // Trouble says what keeps a machine from answering, in a sentence that names its limit; "" when nothing is known. A
-// machine whose disk is full does nothing any more.
+// machine that filled its disk is frozen by its provider and does nothing any more.
 func (s *Service) Trouble(ctx context.Context, tenantID, id uuid.UUID) string {
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
-	defer cancel()
-	stats, err := s.Stats(ctx, tenantID, id)
-	if err != nil || !stats.DiskFull {
+	row, p, err := s.here(ctx, tenantID, id)
+	if err != nil {
 		return ""
 	}
-	return diskFull(stats)
+	if stats, full := s.full(ctx, p, row.ProviderRef); full {
+		return diskFull(stats)
+	}
+	return ""
+}
+
+// full tells whether a machine is kept from answering because its disk is full. One that is over its limit and answers is
+// not: it was started with some room to delete in.
+func (s *Service) full(ctx context.Context, p sandbox.Provider, ref string) (sandbox.Stats, bool) {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	if conn, err := p.Guest(ctx, ref); err == nil {
+		conn.Close()
+		return sandbox.Stats{}, false
+	}
+	stats := s.use(ctx, p, ref)
+	return stats, stats.DiskFull
 }
 
 func diskFull(stats sandbox.Stats) string {

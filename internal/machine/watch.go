@@ -19,7 +19,7 @@ import (
 const (
 	beatEvery  = 10 * time.Second // a host's sign of life
 	watchEvery = 15 * time.Second // a look at what the provider says of this host's machines
-	reapEvery  = time.Minute      // a look for machines of ours that nobody needs
+	reapEvery  = time.Minute      // a look at their disks, and for machines of ours that nobody needs
 )
 
 // Register says that this host is there. Call it before anything is placed on it.
@@ -33,15 +33,15 @@ func (s *Service) Register(ctx context.Context) error {
 // Restore looks at every machine of this host after a start of the server: those that run are told to the egress
 // process, those that stopped (the host was started again) are parked, those that the provider does not have are lost.
 func (s *Service) Restore(ctx context.Context) error {
-	return s.watch(ctx, true)
+	return s.watch(ctx, look{tell: true, measure: true})
 }
 
 // Run gives signs of life, watches the machines of this host, and removes what nobody needs, until ctx ends.
 func (s *Service) Run(ctx context.Context) error {
-	beat, look, reap := time.NewTicker(beatEvery), time.NewTicker(watchEvery), time.NewTicker(reapEvery)
+	beat, state, slow := time.NewTicker(beatEvery), time.NewTicker(watchEvery), time.NewTicker(reapEvery)
 	defer beat.Stop()
-	defer look.Stop()
-	defer reap.Stop()
+	defer state.Stop()
+	defer slow.Stop()
 	for {
 		var err error
 		select {
@@ -49,10 +49,10 @@ func (s *Service) Run(ctx context.Context) error {
 			return nil
 		case <-beat.C:
 			err = s.beat(ctx)
-		case <-look.C:
-			err = s.watch(ctx, false)
-		case <-reap.C:
-			err = s.Reap(ctx)
+		case <-state.C:
+			err = s.watch(ctx, look{})
+		case <-slow.C:
+			err = errors.Join(s.watch(ctx, look{measure: true}), s.Reap(ctx))
 		}
 		if err != nil && ctx.Err() == nil {
 			s.log.Error("watch over the machines", "error", err)
@@ -70,7 +70,7 @@ func (s *Service) beat(ctx context.Context) error {
 
 // watch compares the rows of this host's machines with what their provider says. A machine that something is under way
 // with is left alone; one bad row does not stop the others.
-func (s *Service) watch(ctx context.Context, restore bool) error {
+func (s *Service) watch(ctx context.Context, what look) error {
 	refs, err := s.db.Due(ctx, db.DueMachines, s.o.Host)
 	if err != nil {
 		return err
@@ -79,14 +79,20 @@ func (s *Service) watch(ctx context.Context, restore bool) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := s.look(ctx, ref, restore); err != nil {
+		if err := s.look(ctx, ref, what); err != nil {
 			s.log.Warn("look at a machine", "machine", ref.ID, "error", err)
 		}
 	}
 	return nil
 }
 
-func (s *Service) look(ctx context.Context, ref db.Ref, restore bool) error {
+// look is what a look at a machine is for, beside its state.
+type look struct {
+	tell    bool // the egress process of it
+	measure bool // its disk, which takes the longer the more it holds
+}
+
+func (s *Service) look(ctx context.Context, ref db.Ref, what look) error {
 	row, err := s.db.Tenant(ref.TenantID).Machine(ctx, ref.ID)
 	if err != nil {
 		return err
@@ -105,19 +111,24 @@ func (s *Service) look(ctx context.Context, ref db.Ref, restore bool) error {
 	case err != nil:
 		return err // unknown: nothing is concluded
 	case info.State == sandbox.Stopped && status == Ready:
-		return s.found(ctx, row, Suspended, "The machine stopped by itself: its host was started again, or its processes were ended from outside. Its disk is kept.")
+		reason := "The machine stopped by itself: its host was started again, or its processes were ended from outside. Its disk is kept."
+		if stats := s.use(ctx, p, row.ProviderRef); stats.DiskFull {
+			reason = diskFull(stats)
+		}
+		return s.found(ctx, row, Suspended, reason)
 	case info.State == sandbox.Running && status == Ready:
-		if restore {
+		if what.tell {
 			if err := s.put(ctx, row); err != nil {
 				return err
 			}
 		}
-		stats := s.use(ctx, p, row.ProviderRef)
-		if stats.DiskFull {
+		if stats, full := s.full(ctx, p, row.ProviderRef); full {
 			return s.parkFull(ctx, row, stats)
 		}
-		if stats.DiskBytes > 0 {
-			return s.db.Tenant(ref.TenantID).MeasureMachine(ctx, stats.DiskBytes, row.ID)
+		if what.measure {
+			if n := s.use(ctx, p, row.ProviderRef).DiskBytes; n > 0 {
+				return s.db.Tenant(ref.TenantID).MeasureMachine(ctx, n, row.ID)
+			}
 		}
 	}
 	return nil
@@ -178,7 +189,7 @@ func (s *Service) found(ctx context.Context, row queries.Machine, status Status,
 
 // Found asks the provider about a machine at once and writes down what it says: for a caller that could not reach it.
 func (s *Service) Found(ctx context.Context, tenantID, id uuid.UUID) error {
-	return s.look(ctx, db.Ref{TenantID: tenantID, ID: id}, false)
+	return s.look(ctx, db.Ref{TenantID: tenantID, ID: id}, look{})
 }
 
 // Reap destroys the machines on this host that carry our labels and that nobody needs: their row is gone, or says that

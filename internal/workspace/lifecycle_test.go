@@ -562,6 +562,12 @@ func TestAMachineWhoseDiskIsFullIsParkedAndSaysSo(t *testing.T) {
 	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); err != nil {
 		t.Fatal(err)
 	}
+	// It is over its limit still, and runs: there must be time to delete.
+	for range 3 {
+		if err := w.Machines.Found(t.Context(), w.Owner.TenantID, *ws.SandboxID); err != nil {
+			t.Fatal(err)
+		}
+	}
 	run(t, w, ws.ID, "rm ~/big")
 	if got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID); err != nil || got.MachineStatus != machine.Ready || got.WaitingReason != "" {
 		t.Errorf("%+v %v", got, err)
