@@ -223,31 +223,29 @@ func (e *Embedded) Stop(ctx context.Context) error {
 	return StopEmbedded(ctx, e.dir)
 }
 
-// StopEmbedded stops the PostgreSQL of dir, whoever started it. None running is success.
+// StopEmbedded stops the PostgreSQL of dir, whoever started it, and waits until its process is gone: the pid file goes
+// before it. None running is success.
 func StopEmbedded(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, pgStopTimeout)
 	defer cancel()
-	pidFile := filepath.Join(dir, "data", "postmaster.pid")
-	for first := true; ; first = false {
-		pid, ok := postmaster(pidFile, dir)
-		if !ok {
-			return nil
-		}
-		if first {
-			if err := syscall.Kill(pid, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return fmt.Errorf("stop postgres: %w", err)
-			}
-		}
+	pid, ok := postmaster(filepath.Join(dir, "data", "postmaster.pid"), dir)
+	if !ok {
+		return nil
+	}
+	if err := syscall.Kill(pid, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("stop postgres: %w", err)
+	}
+	for serves(pid, dir) {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("postgres (pid %d) does not stop: %w", pid, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+	return nil
 }
 
-// postmaster reads the pid file and checks that the process is a postgres of this cluster, not a stranger that got
-// the same number.
+// postmaster reads the pid file of a cluster that runs.
 func postmaster(pidFile, dir string) (int, bool) {
 	b, err := os.ReadFile(pidFile)
 	if err != nil {
@@ -258,10 +256,15 @@ func postmaster(pidFile, dir string) (int, bool) {
 	if err != nil || pid <= 1 {
 		return 0, false
 	}
+	return pid, serves(pid, dir)
+}
+
+// serves tells whether a process is a postgres of this cluster, not a stranger that got the same number.
+func serves(pid int, dir string) bool {
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
-		// Not Linux: the pid file is all there is.
-		return pid, runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
+		// Not Linux: that the process is there is all there is to know.
+		return runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
 	}
-	return pid, strings.Contains(string(cmdline), filepath.Join(dir, "data"))
+	return strings.Contains(string(cmdline), filepath.Join(dir, "data"))
 }

@@ -156,10 +156,11 @@ func see(c echo.Context, where, done string) error {
 	return c.Redirect(http.StatusSeeOther, where)
 }
 
-// refuse redirects after an action that was refused and whose page has no field to say it beside.
+// refuse redirects after an action that was refused and whose page has no field to say it beside. What is not there is
+// not found: another account's ids answer as ids of nothing do everywhere.
 func refuse(c echo.Context, where string, err error) error {
 	r, ok := refusal.As(err)
-	if !ok {
+	if !ok || r.Code == refusal.NotFound {
 		return err
 	}
 	setFlash(c, views.Flash{State: views.StateFailed, Text: r.Message})
