@@ -143,6 +143,27 @@ func TestWhatAgentsPrint(t *testing.T) {
 		}
 	})
 
+	t.Run("commands in the machine's own shell are recorded, whether a tool call shows them or not", func(t *testing.T) {
+		t.Parallel()
+		c := launch(t)
+		turn := w.Ask(c, "shell echo out; echo err >&2; exit 6", "quietly echo psst; kill -9 $$", "shell yes | head -c 100000; echo END")
+		must(t, turn, conversation.Completed, "")
+		results := map[string]transcript.ToolResultBody{}
+		for _, r := range conversationtest.Bodies[transcript.ToolResultBody](w, c, transcript.ToolResult) {
+			results[strings.TrimSpace(strings.SplitN(r.ID, "-", 2)[0])] = r
+		}
+		machine := transcript.Source{Output: transcript.Machine, ExitCode: transcript.Machine, Duration: transcript.Machine}
+		if r := results["echo out; echo err >&2; exit 6"]; r.ExitCode == nil || *r.ExitCode != 6 || !strings.Contains(r.Output, "out\n") || !strings.Contains(r.Output, "err\n") || r.Source != machine {
+			t.Errorf("the command that failed: %+v", r)
+		}
+		if r := results["yes | head"]; !r.Truncated || r.OutputBytes != 100004 || !strings.HasSuffix(r.Output, "END\n") || !strings.Contains(r.Output, "bytes are not shown") || *r.ExitCode != 0 {
+			t.Errorf("the long output: truncated %v, %d bytes, %q", r.Truncated, r.OutputBytes, r.Output[max(0, len(r.Output)-30):])
+		}
+		if r := results["command"]; r.Signal != "SIGKILL" || r.ExitCode != nil || r.Output != "psst\n" || r.Status != conversation.Failed || r.Source != machine || turn.ToolCallCount != 3 {
+			t.Errorf("the hidden one: %+v; %d calls", r, turn.ToolCallCount)
+		}
+	})
+
 	t.Run("files are read and written as the agent's user", func(t *testing.T) {
 		t.Parallel()
 		c := launch(t)

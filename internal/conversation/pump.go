@@ -398,7 +398,7 @@ func (p *process) stored(a adapter) {
 	if a.Stdout-p.acked.Stdout >= ackEvery || a.Stderr-p.acked.Stderr >= ackEvery {
 		ctx, cancel := context.WithTimeout(p.ctx, ackTimeout)
 		defer cancel()
-		if err := p.client().Ack(ctx, p.execID, guest.Offsets{Stdout: a.Stdout, Stderr: a.Stderr}); err != nil && !errors.Is(err, guest.ErrGone) {
+		if err := p.client().Ack(ctx, p.execID, guest.Offsets{Stdout: a.Stdout, Stderr: a.Stderr}); err != nil && p.ctx.Err() == nil && !errors.Is(err, guest.ErrGone) {
 			p.s.log.Warn("free an adapter's spool", "conversation", p.id, "error", err)
 		}
 		p.acked = guest.Offsets{Stdout: a.Stdout, Stderr: a.Stderr}

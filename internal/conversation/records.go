@@ -46,8 +46,11 @@ func (p *process) followRecords(after int64) {
 		if p.ctx.Err() != nil {
 			return
 		}
-		if errors.Is(err, guest.ErrGone) && p.reconnect() == nil {
-			continue
+		if errors.Is(err, guest.ErrGone) {
+			if p.reconnect() == nil {
+				continue
+			}
+			return // the follower of the output says what became of the machine
 		}
 		if err != nil {
 			p.s.log.Warn("a machine's records cannot be read", "conversation", p.id, "error", err)

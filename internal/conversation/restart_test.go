@@ -1,6 +1,7 @@
 package conversation_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -113,5 +114,29 @@ func TestASessionThatTheRuntimeLostIsReplacedAndSaidSo(t *testing.T) {
 	must(t, w.Ask(c, "say two"), conversation.Completed, "")
 	if notices(w, c) != "session_lost" || w.Said(c) != "one two" {
 		t.Errorf("notices %s, said %q", notices(w, c), w.Said(c))
+	}
+}
+
+func TestRestartsInTheMiddleOfAStreamLoseAndDoubleNothing(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	const n = 400000
+	w.Prompt(c, fmt.Sprintf("lots %d", n))
+	for i := range 3 {
+		w.Until("some of it to be stored", func() bool { return len(w.Said(c)) > (i+1)*20000 })
+		w.Restart()
+	}
+	must(t, w.Ended(c, 1), conversation.Completed, "")
+	var want strings.Builder
+	for i := range n {
+		fmt.Fprintf(&want, "%d,", i)
+	}
+	if said := w.Said(c); said != want.String() {
+		at := 0
+		for at < min(len(said), want.Len()) && said[at] == want.String()[at] {
+			at++
+		}
+		t.Errorf("%d bytes, want %d; they differ from %d on: %.80q", len(said), want.Len(), at, said[at:])
 	}
 }

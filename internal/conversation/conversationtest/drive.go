@@ -162,17 +162,27 @@ func (w *World) InMachine(workspaceID uuid.UUID, command string) string {
 // StopMachine stops a workspace's machine behind the server's back, as a crash of its host does.
 func (w *World) StopMachine(workspaceID uuid.UUID) {
 	w.tb.Helper()
-	ws, err := w.Workspaces.Get(w.tb.Context(), w.Owner.Actor, workspaceID)
-	if err != nil {
+	if err := w.Provider.Stop(w.tb.Context(), w.machine(workspaceID)); err != nil {
 		w.tb.Fatal(err)
 	}
-	infos, err := w.Provider.List(w.tb.Context(), map[string]string{sandbox.LabelInstance: w.name, sandbox.LabelWorkspace: ws.ID.String()})
+}
+
+// DestroyMachine removes a workspace's machine with its disk behind the server's back.
+func (w *World) DestroyMachine(workspaceID uuid.UUID) {
+	w.tb.Helper()
+	if err := w.Provider.Destroy(w.tb.Context(), w.machine(workspaceID)); err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+// machine is the provider's id of a workspace's machine.
+func (w *World) machine(workspaceID uuid.UUID) string {
+	w.tb.Helper()
+	infos, err := w.Provider.List(w.tb.Context(), map[string]string{sandbox.LabelInstance: w.name, sandbox.LabelWorkspace: workspaceID.String()})
 	if err != nil || len(infos) != 1 {
 		w.tb.Fatalf("the machines of the workspace: %+v %v", infos, err)
 	}
-	if err := w.Provider.Stop(w.tb.Context(), infos[0].ID); err != nil {
-		w.tb.Fatal(err)
-	}
+	return infos[0].ID
 }
 
 // Page is the first page of a list.

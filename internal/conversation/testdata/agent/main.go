@@ -193,6 +193,17 @@ func prompt(m message) {
 			id := idOf(a)
 			ask("terminal/wait_for_exit", map[string]any{"terminalId": id})
 			ask("terminal/release", map[string]any{"terminalId": id})
+		case "shell": // in the shell that the machine offers, with a tool call that shows it
+			tool(arg, "in_progress", nil)
+			cmd := exec.Command(os.Getenv("SHELL"), "-c", arg)
+			output, err := cmd.CombinedOutput()
+			status := "completed"
+			if err != nil {
+				status = "failed"
+			}
+			update(map[string]any{"sessionUpdate": "tool_call_update", "toolCallId": arg, "status": status, "rawOutput": "the agent's words for " + string(output)})
+		case "quietly": // the same, with none
+			exec.Command(os.Getenv("SHELL"), "-c", arg).Output()
 		case "read":
 			say("agent_message_chunk", message, string(ask("fs/read_text_file", map[string]any{"path": arg}).Result))
 		case "writefile":
