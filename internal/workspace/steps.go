@@ -120,29 +120,32 @@ func (r *setup) installPackages(ctx context.Context) (string, bool, error) {
 	}
 	env := r.base()
 	env["DEBIAN_FRONTEND"] = "noninteractive"
-	var commands [][]string
+	var commands []packageCommand
 	var notes []string
 	if n := len(p.Apt); n > 0 {
 		commands = append(commands,
 			// What an interrupted installation left half done would stop every other one.
-			[]string{"dpkg", "--configure", "-a"},
-			[]string{"apt-get", "-y", "-f", "install"},
-			[]string{"apt-get", "update"},
-			append([]string{"apt-get", "-y", "--no-install-recommends", "install", "--"}, p.Apt...),
+			packageCommand{"dpkg --configure", []string{"dpkg", "--configure", "-a"}},
+			packageCommand{"apt-get install", []string{"apt-get", "-y", "-f", "install"}},
+			// By default a list that could not be fetched is a warning, and what an old one knows is installed.
+			packageCommand{"apt-get update", []string{"apt-get", "-o", "APT::Update::Error-Mode=any", "update"}},
+			packageCommand{"apt-get install", append([]string{"apt-get", "-y", "--no-install-recommends", "install", "--"}, p.Apt...)},
 		)
 		notes = append(notes, fmt.Sprintf("apt %d", n))
 	}
 	if n := len(p.Npm); n > 0 {
-		commands = append(commands, append([]string{"npm", "install", "--global", "--prefix", globalPrefix, "--no-fund", "--no-audit", "--no-update-notifier", "--"}, p.Npm...))
+		commands = append(commands, packageCommand{"npm install",
+			append([]string{"npm", "install", "--global", "--prefix", globalPrefix, "--no-fund", "--no-audit", "--no-update-notifier", "--"}, p.Npm...)})
 		notes = append(notes, fmt.Sprintf("npm %d", n))
 	}
 	if n := len(p.Pip); n > 0 {
-		commands = append(commands, append([]string{"python3", "-m", "pip", "install", "--break-system-packages", "--no-input", "--disable-pip-version-check", "--root-user-action=ignore", "--"}, p.Pip...))
+		commands = append(commands, packageCommand{"pip install",
+			append([]string{"sh", "-c", pipScript, "pip", "install", "--break-system-packages", "--no-input", "--disable-pip-version-check", "--root-user-action=ignore", "--"}, p.Pip...)})
 		notes = append(notes, fmt.Sprintf("pip %d, beside the system's own", n))
 	}
-	for _, argv := range commands {
-		r.out.say("$ %s", strings.Join(argv, " "))
-		err := r.command(ctx, name(argv), guest.Exec{Argv: argv, Env: env, Dir: "/", User: guest.Root, Timeout: packageTimeout})
+	for _, c := range commands {
+		r.out.say("$ %s", strings.Replace(strings.Join(c.argv, " "), "sh -c "+pipScript+" ", "", 1))
+		err := r.command(ctx, c.label, guest.Exec{Argv: c.argv, Env: env, Dir: "/", User: guest.Root, Timeout: packageTimeout})
 		if err != nil {
 			return "", false, err
 		}
@@ -150,18 +153,14 @@ func (r *setup) installPackages(ctx context.Context) (string, bool, error) {
 	return strings.Join(notes, ", "), false, nil
 }
 
-// name is a command in an error: its program and what it does, without the packages.
-func name(argv []string) string {
-	switch argv[0] {
-	case "apt-get":
-		return "apt-get " + argv[slices.IndexFunc(argv, func(a string) bool { return a == "update" || a == "install" })]
-	case "dpkg":
-		return "dpkg --configure"
-	case "npm":
-		return "npm install"
-	}
-	return "pip install"
+// packageCommand is one command of a package manager, with its name for errors.
+type packageCommand struct {
+	label string
+	argv  []string
 }
+
+// pipScript runs pip, or says what to do where there is none: not every base has it.
+const pipScript = `python3 -m pip --version >/dev/null 2>&1 || { echo "pip is not in this machine: add python3-pip to the apt packages" >&2; exit 127; }; exec python3 -m pip "$@"`
 
 // cloneRepositories is the step repositories.
 func (r *setup) cloneRepositories(ctx context.Context) (string, bool, error) {
