@@ -59,7 +59,7 @@ type Client struct {
 
 // Dial introduces itself on a stream that a provider opened. It owns conn from then on.
 func Dial(ctx context.Context, conn net.Conn, role Role) (*Client, error) {
-	session, err := yamux.Client(conn, wire.Config())
+	session, err := wire.Dial(conn)
 	if err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("dial guest: %w", err)

@@ -101,7 +101,7 @@ func (s *Server) Serve(l net.Listener) error {
 
 // caller serves one connection. Its first stream says who calls.
 func (s *Server) caller(conn net.Conn) {
-	session, err := yamux.Server(conn, wire.Config())
+	session, err := wire.Serve(conn)
 	if err != nil {
 		conn.Close()
 		return

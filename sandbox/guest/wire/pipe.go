@@ -14,7 +14,7 @@ import (
 )
 
 // maxPiece is the largest piece of a Pipe.
-const maxPiece = 32 << 10
+const maxPiece = 64 << 10
 
 // Pipe is a connection made inside a machine, carried over one stream. yamux's Close is a half-close that
 // a peer cannot tell from an end, so a Pipe frames its bytes: a piece of length zero ends one direction
@@ -23,29 +23,28 @@ const maxPiece = 32 << 10
 type Pipe struct {
 	stream *yamux.Stream
 
-	ahead   net.Conn // what was read ahead; its deadlines are those of Read
-	readErr error    // why ahead ends; set before it does
-	gone    atomic.Bool
+	ahead *ahead      // what was read of the peer's direction
+	gone  atomic.Bool // the peer closed the connection
 
 	write  sync.Mutex
-	closed bool // we ended our direction
+	closed bool   // we ended our direction
+	piece  []byte // the piece being written, head and all
 }
 
 var _ net.Conn = (*Pipe)(nil)
 
 // NewPipe carries a connection over stream, after its head was exchanged.
 func NewPipe(stream *yamux.Stream) *Pipe {
-	ahead, feed := net.Pipe()
-	p := &Pipe{stream: stream, ahead: ahead}
-	go p.pump(feed)
+	p := &Pipe{stream: stream, ahead: newAhead()}
+	go p.pump()
 	return p
 }
 
 // pump reads the peer's direction until the stream ends or the pipe is closed.
-func (p *Pipe) pump(feed net.Conn) {
-	p.readErr = p.copyTo(feed)
-	feed.Close()
-	if p.readErr == io.EOF {
+func (p *Pipe) pump() {
+	err := p.readAhead()
+	p.ahead.end(err)
+	if err == io.EOF {
 		// The peer is done writing. The end of the stream says that it is done reading, too.
 		var b [1]byte
 		p.stream.Read(b[:])
@@ -54,24 +53,30 @@ func (p *Pipe) pump(feed net.Conn) {
 	p.stream.SetWriteDeadline(time.Unix(1, 0))
 }
 
-func (p *Pipe) copyTo(feed net.Conn) error {
-	buf := make([]byte, maxPiece)
+func (p *Pipe) readAhead() error {
+	var head [4]byte
 	for {
-		if _, err := io.ReadFull(p.stream, buf[:4]); err != nil {
+		if _, err := io.ReadFull(p.stream, head[:]); err != nil {
 			return reset(err)
 		}
-		n := binary.BigEndian.Uint32(buf)
-		if n == 0 {
+		left := int(binary.BigEndian.Uint32(head[:]))
+		if left == 0 {
 			return io.EOF
 		}
-		if n > maxPiece {
-			return fmt.Errorf("a piece of %d bytes is over the limit of %d", n, maxPiece)
+		if left > maxPiece {
+			return fmt.Errorf("a piece of %d bytes is over the limit of %d", left, maxPiece)
 		}
-		if _, err := io.ReadFull(p.stream, buf[:n]); err != nil {
-			return reset(err)
-		}
-		if _, err := feed.Write(buf[:n]); err != nil {
-			return net.ErrClosed
+		for left > 0 {
+			space := p.ahead.space()
+			if space == nil {
+				return net.ErrClosed
+			}
+			n, err := p.stream.Read(space[:min(left, len(space))])
+			p.ahead.filled(n)
+			if err != nil {
+				return reset(err)
+			}
+			left -= n
 		}
 	}
 }
@@ -85,13 +90,7 @@ func reset(err error) error {
 }
 
 // Read reads what the peer wrote.
-func (p *Pipe) Read(b []byte) (int, error) {
-	n, err := p.ahead.Read(b)
-	if err == io.EOF {
-		err = p.readErr
-	}
-	return n, err
-}
+func (p *Pipe) Read(b []byte) (int, error) { return p.ahead.Read(b) }
 
 // Write writes b in pieces.
 func (p *Pipe) Write(b []byte) (int, error) {
@@ -101,12 +100,10 @@ func (p *Pipe) Write(b []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 	var done int
-	buf := make([]byte, 4, 4+min(len(b), maxPiece))
 	for done < len(b) {
 		n := min(len(b)-done, maxPiece)
-		binary.BigEndian.PutUint32(buf, uint32(n))
-		buf = append(buf[:4], b[done:done+n]...)
-		if _, err := p.stream.Write(buf); err != nil {
+		p.piece = append(binary.BigEndian.AppendUint32(p.piece[:0], uint32(n)), b[done:done+n]...)
+		if _, err := p.stream.Write(p.piece); err != nil {
 			return done, p.broken(err)
 		}
 		done += n
@@ -140,7 +137,7 @@ func (p *Pipe) CloseWrite() error {
 func (p *Pipe) Close() error {
 	err := p.stream.Close()
 	p.stream.SetReadDeadline(time.Unix(1, 0)) // ends the pump
-	p.ahead.Close()
+	p.ahead.close()
 	return err
 }
 
@@ -159,7 +156,10 @@ func (p *Pipe) SetDeadline(t time.Time) error {
 }
 
 // SetReadDeadline sets the deadline of Read.
-func (p *Pipe) SetReadDeadline(t time.Time) error { return p.ahead.SetReadDeadline(t) }
+func (p *Pipe) SetReadDeadline(t time.Time) error {
+	p.ahead.setDeadline(t)
+	return nil
+}
 
 // SetWriteDeadline sets the deadline of Write.
 func (p *Pipe) SetWriteDeadline(t time.Time) error { return p.stream.SetWriteDeadline(t) }
@@ -176,7 +176,7 @@ func Join(a, b halfCloser) {
 	var wg sync.WaitGroup
 	copyTo := func(dst, src halfCloser) {
 		defer wg.Done()
-		if _, err := io.Copy(plainWriter{dst}, plainReader{src}); err != nil || dst.CloseWrite() != nil {
+		if _, err := io.CopyBuffer(plainWriter{dst}, plainReader{src}, make([]byte, maxPiece)); err != nil || dst.CloseWrite() != nil {
 			a.Close()
 			b.Close()
 		}
@@ -189,8 +189,7 @@ func Join(a, b halfCloser) {
 	b.Close()
 }
 
-// plainReader and plainWriter hide ReadFrom and WriteTo: io.Copy's own buffer is all a relay needs, and
-// net.TCPConn's ReadFrom would look for a splice that cannot be.
+// plainReader and plainWriter hide ReadFrom and WriteTo: net.TCPConn's would look for a splice that cannot be.
 type (
 	plainReader struct{ io.Reader }
 	plainWriter struct{ io.Writer }

@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"io"
 	"time"
-
-	"github.com/hashicorp/yamux"
 )
 
 // Limits of the protocol.
@@ -124,17 +122,6 @@ type Listing struct {
 type Tag struct {
 	Tag   string `json:"tag"`
 	After int64  `json:"after,omitempty"`
-}
-
-// Config is the multiplexer's configuration, the same on both sides.
-func Config() *yamux.Config {
-	c := yamux.DefaultConfig()
-	c.AcceptBacklog = backlog
-	c.MaxStreamWindowSize = window
-	c.ConnectionWriteTimeout = 30 * time.Second // a machine that is short of CPU is slow, not gone
-	c.StreamCloseTimeout = 0                    // a reader may be slow; whoever opened a stream closes it, and a session's end ends all
-	c.LogOutput = io.Discard
-	return c
 }
 
 // WriteMessage writes v as one length-prefixed JSON message.

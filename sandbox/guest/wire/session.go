@@ -1,0 +1,56 @@
+package wire
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"time"
+
+	"github.com/hashicorp/yamux"
+)
+
+// Dial begins a session on a connection that this side opened; Serve on one that it accepted.
+func Dial(conn net.Conn) (*yamux.Session, error)  { return yamux.Client(&joined{Conn: conn}, config()) }
+func Serve(conn net.Conn) (*yamux.Session, error) { return yamux.Server(&joined{Conn: conn}, config()) }
+
+// config is the multiplexer's configuration, the same on both sides.
+func config() *yamux.Config {
+	c := yamux.DefaultConfig()
+	c.AcceptBacklog = backlog
+	c.MaxStreamWindowSize = window
+	c.ConnectionWriteTimeout = 30 * time.Second // a machine that is short of CPU is slow, not gone
+	c.StreamCloseTimeout = 0                    // a reader may be slow; whoever opened a stream closes it, and a session's end ends all
+	c.LogOutput = io.Discard
+	return c
+}
+
+// A frame of the multiplexer: its header's length, and where the kind and the length of its body are in it.
+const (
+	muxHeader = 12
+	muxKind   = 1
+	muxLength = 8
+	muxData   = 0 // the kind that has a body
+)
+
+// joined writes the header and the body of a frame, which the multiplexer writes one after the other, at once:
+// a header alone would wake the other side for nothing. It is for one writer.
+type joined struct {
+	net.Conn
+	header [muxHeader]byte
+	held   bool
+}
+
+func (j *joined) Write(b []byte) (int, error) {
+	if !j.held {
+		if len(b) == muxHeader && b[muxKind] == muxData && binary.BigEndian.Uint32(b[muxLength:]) > 0 {
+			copy(j.header[:], b)
+			j.held = true
+			return len(b), nil
+		}
+		return j.Conn.Write(b)
+	}
+	j.held = false
+	parts := net.Buffers{j.header[:], b}
+	n, err := parts.WriteTo(j.Conn)
+	return max(int(n)-muxHeader, 0), err
+}
