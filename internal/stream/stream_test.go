@@ -391,3 +391,41 @@ func TestTheAccountsStreamResumesAndBeginsNowWithoutACursor(t *testing.T) {
 		t.Fatalf("%v", got)
 	}
 }
+
+// A notification holds ids only, and PostgreSQL refuses one of 8,000 bytes.
+func TestWhatOtherServersAreToldFitsIntoNotifications(t *testing.T) {
+	t.Parallel()
+	h := stream.NewHub(nil, slog.New(slog.DiscardHandler))
+	tenantID := uuid.New()
+	for _, n := range []int{0, 1, 103, 104, 105, 106, 5000} {
+		var ids []uuid.UUID
+		for range n {
+			ids = append(ids, uuid.New())
+		}
+		got := map[string]bool{}
+		origin := ""
+		for _, p := range h.Payloads(tenantID, ids...) {
+			if len(p) > 7999 {
+				t.Fatalf("%d conversations: a payload of %d bytes", n, len(p))
+			}
+			fields := strings.Fields(p)
+			if origin == "" {
+				origin = fields[0]
+			}
+			if fields[0] != origin || len(fields) < 2 {
+				t.Fatalf("%q", p)
+			}
+			for _, f := range fields[1:] {
+				got[f] = true
+			}
+		}
+		for _, id := range ids {
+			if !got[tenantID.String()+"/"+id.String()] {
+				t.Fatalf("%d conversations: %s is not told", n, id)
+			}
+		}
+		if len(got) != n {
+			t.Fatalf("%d of %d", len(got), n)
+		}
+	}
+}

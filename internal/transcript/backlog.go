@@ -189,7 +189,16 @@ func (b *backlog) settle(e *entry, lastSeq int64, err error) {
 // enter waits until the backlog has room for so many bytes, and returns how many it gave.
 func (b *backlog) enter(ctx context.Context, size int) (int64, error) {
 	n := min(int64(size), backlogBytes)
+	if b.room.TryAcquire(n) {
+		return n, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.shard.w.ctx, cancel)()
 	if err := b.room.Acquire(ctx, n); err != nil {
+		if b.shard.w.ctx.Err() != nil {
+			err = ErrClosed
+		}
 		return 0, err
 	}
 	return n, nil

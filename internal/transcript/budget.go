@@ -6,30 +6,6 @@ import (
 	"unicode/utf8"
 )
 
-// TurnBytes is how much text of one turn a transcript keeps.
-const TurnBytes = 50 << 20
-
-// Turn counts the text of one turn. Past its limit nothing more is kept, but whoever reads goes on reading, so that the
-// agent never stands before a full pipe.
-type Turn struct {
-	limit, spent int64
-	said         bool
-}
-
-// NewTurn makes the count of a turn, of TurnBytes.
-func NewTurn() *Turn { return &Turn{limit: TurnBytes} }
-
-// Spend counts n bytes. ok tells whether they may be kept; first that they are the first that may not, which a person
-// must be told.
-func (t *Turn) Spend(n int) (ok, first bool) {
-	t.spent += int64(n)
-	if t.spent <= t.limit {
-		return true, false
-	}
-	first, t.said = !t.said, true
-	return false, first
-}
-
 // Budget keeps the head and the tail of an output and counts what lies between. It takes at most twice the memory of
 // what it keeps, however much comes.
 type Budget struct {

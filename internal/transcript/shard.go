@@ -245,11 +245,13 @@ func (s *shard) commit(tenantID uuid.UUID, groups []*group) (written []*group, e
 func (s *shard) fences(ctx context.Context, tx db.Tx, groups []*group) error {
 	held := map[Fence]bool{}
 	var p queries.HoldFencesParams
-	for e := range entries(groups) {
-		for _, r := range e.rows {
-			if r.Fence != nil && !held[*r.Fence] {
-				held[*r.Fence] = true
-				p.Ids, p.Owners, p.Epochs = append(p.Ids, r.Fence.OperationID), append(p.Owners, r.Fence.Owner), append(p.Epochs, r.Fence.Epoch)
+	for _, g := range groups {
+		for _, e := range g.left {
+			for _, r := range e.rows {
+				if r.Fence != nil && !held[*r.Fence] {
+					held[*r.Fence] = true
+					p.Ids, p.Owners, p.Epochs = append(p.Ids, r.Fence.OperationID), append(p.Owners, r.Fence.Owner), append(p.Epochs, r.Fence.Epoch)
+				}
 			}
 		}
 	}
@@ -432,19 +434,6 @@ func (s *shard) outcome(xid string, cause error) error {
 		case <-time.After(pause):
 		case <-s.w.ctx.Done():
 			return cause
-		}
-	}
-}
-
-// entries yields every entry of the groups.
-func entries(groups []*group) func(func(*entry) bool) {
-	return func(yield func(*entry) bool) {
-		for _, g := range groups {
-			for _, e := range g.left {
-				if !yield(e) {
-					return
-				}
-			}
 		}
 	}
 }

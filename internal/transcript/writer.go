@@ -17,7 +17,7 @@ import (
 
 // Sizes and times of the writers.
 const (
-	writers      = 6
+	writers      = 4
 	batchBytes   = 4 << 20                // of the rows of one transaction
 	backlogBytes = 1 << 20                // that wait for one conversation; then its producers wait
 	rowOverhead  = 256                    // bytes that a row takes besides its text

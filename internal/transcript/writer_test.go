@@ -514,10 +514,22 @@ func TestCloseWritesWhatWaits(t *testing.T) {
 	if err := w.Queue(ctx, tenantID, ids[1], note("stuck")); err != nil {
 		t.Fatal(err)
 	}
+	full := make(chan error, 1) // of a producer that waits for room
+	go func() {
+		for {
+			if err := w.Queue(ctx, tenantID, ids[1], said("m", strings.Repeat("x", 64<<10))); err != nil {
+				full <- err
+				return
+			}
+		}
+	}()
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	if err := w.Close(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a close that lost a row said %v", err)
+	}
+	if err := <-full; !errors.Is(err, transcript.ErrClosed) {
+		t.Fatal(err)
 	}
 }
 
@@ -825,6 +837,8 @@ func BenchmarkAppend(b *testing.B) {
 	for b.Loop() {
 		release := held(b, d, stuck)
 		alone := rate()
+		release()
+		release = held(b, d, stuck)
 		for range 100 {
 			if err := w.Queue(context.Background(), tenantID, stuck, note("stuck")); err != nil {
 				b.Fatal(err)
