@@ -32,7 +32,15 @@ func (s *Service) Register(ctx context.Context) error {
 
 // Restore looks at every machine of this host after a start of the server: those that run are told to the egress
 // process, those that stopped (the host was started again) are parked, those that the provider does not have are lost.
+//
+// Call it before the egress process is pruned and before work begins.
 func (s *Service) Restore(ctx context.Context) error {
+	for name, p := range s.o.Providers {
+		// Asked once, so that no request waits for it. What fails here is said again by whatever needs the provider.
+		if _, err := p.Capabilities(ctx); err != nil {
+			s.log.Error("a sandbox provider cannot run machines", "provider", name, "error", err)
+		}
+	}
 	return s.watch(ctx, look{tell: true, measure: true})
 }
 
