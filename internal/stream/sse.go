@@ -88,14 +88,11 @@ type client struct {
 
 // flush sends what there is; the headers before.
 func (c *client) flush() bool {
-	// The server's own timeouts are for requests that end. Recorders of tests know none.
+	// The server's own timeout is for answers that end. Recorders of tests know none.
 	if err := c.control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return false
 	}
 	if !c.open {
-		if err := c.control.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return false
-		}
 		c.open = true
 		h := c.w.Header()
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")

@@ -392,6 +392,55 @@ func TestTheAccountsStreamResumesAndBeginsNowWithoutACursor(t *testing.T) {
 	}
 }
 
+// PostgreSQL drops every connection of both servers again and again: a follower that goes on from its cursor when a read of
+// its own fails sees every row once.
+func TestAFollowerMissesNothingWhilePostgreSQLDropsConnections(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	writer, reader := newProcess(t, d), newProcess(t, d)
+	tenantID := d.Account(t)
+	id := conversation(t, d, tenantID)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	const total, cuts = 120, 6
+	owner := d.Owner(t)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range total {
+			if _, err := writer.writer.Append(ctx, tenantID, id, notice(i)); err != nil {
+				t.Error(err)
+			}
+			if i%(total/cuts) == 0 {
+				if _, err := owner.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'managoat_app' and datname = current_database()"); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}()
+	var got []string
+	at := int64(0)
+	for len(got) < total && ctx.Err() == nil {
+		for item, err := range reader.reader.Follow(ctx, stream.Query{TenantID: tenantID, ConversationID: id, After: at, Wait: true}) {
+			if err != nil {
+				break // the client connects again
+			}
+			if item.Kind != stream.Row {
+				continue
+			}
+			at = item.Event.Seq
+			if got = append(got, said(item.Event)); len(got) == total {
+				break
+			}
+		}
+	}
+	<-done
+	if len(got) != total {
+		t.Fatalf("%d rows of %d", len(got), total)
+	}
+	inOrder(t, got, 0)
+}
+
 // A notification holds ids only, and PostgreSQL refuses one of 8,000 bytes.
 func TestWhatOtherServersAreToldFitsIntoNotifications(t *testing.T) {
 	t.Parallel()
