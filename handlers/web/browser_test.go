@@ -12,8 +12,8 @@ import (
 	"managoat/views/browsertest"
 )
 
-// transcript is what the page shows of a conversation, without what clocks write into it.
-const transcript = `(() => { const c = document.getElementById("transcript").cloneNode(true);
+// items is what the page shows of a conversation, without what clocks write into it.
+const items = `(() => { const c = document.getElementById("transcript").cloneNode(true);
 	for (const n of c.querySelectorAll("[data-since], [data-until], time")) n.textContent = "";
 	for (const n of c.querySelectorAll("*")) n.removeAttribute("data-htmx-powered");
 	c.normalize(); return c.innerHTML; })()`
@@ -29,9 +29,7 @@ func signIn(b *browsertest.Browser, s *site) {
 func lastSegment(path string) uuid.UUID { return uuid.MustParse(path[strings.LastIndex(path, "/")+1:]) }
 
 // A person builds a workspace that fails, mends it, and works in it, without a single reload of a page.
-func TestTheConsoleIsLive(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
+func theConsoleIsLive(t *testing.T, s *site) {
 	env := s.Environment(func(in *environment.Input) {
 		in.Name = "shop"
 		in.SetupScript = "for i in 1 2 3 4 5; do printf '\\033[32mline %s\\033[0m\\n' $i; sleep 0.2; done\necho broken >&2\nexit 7\n"
@@ -40,7 +38,7 @@ func TestTheConsoleIsLive(t *testing.T) {
 	b := browsertest.New(t)
 	signIn(b, s)
 
-	b.Open(s.url + "/workspaces/new")
+	b.Open(s.url + "/workspaces/new?environment_id=" + env.String())
 	b.Type("#f-name", "storefront")
 	b.Click("main form button.primary")
 	b.Until(`document.querySelector("#workspace-state h1")?.textContent === "storefront"`)
@@ -88,9 +86,9 @@ func TestTheConsoleIsLive(t *testing.T) {
 	if !b.True(`window.same`) {
 		t.Error("the page was loaded again")
 	}
-	streamed := b.Text(transcript)
+	streamed := b.Text(items)
 	b.Open(s.url + "/conversations/" + id.String())
-	if page := b.Text(transcript); page != streamed {
+	if page := b.Text(items); page != streamed {
 		at := 0
 		for at < min(len(page), len(streamed)) && page[at] == streamed[at] {
 			at++
@@ -131,15 +129,12 @@ func TestTheConsoleIsLive(t *testing.T) {
 			t.Error(line)
 		}
 	}
-	_ = id
 }
 
 func around(s string, at int) string { return s[max(0, at-200):min(len(s), at+300)] }
 
 // What an agent, a file or a name says never becomes part of the page.
-func TestHostileTextStaysText(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
+func hostileTextStaysText(t *testing.T, s *site) {
 	attack := `<img src=x onerror="document.title='owned'"><script>document.title="owned"</script><hx-partial hx-target="#transcript">gone</hx-partial>`
 	env := s.Environment(func(in *environment.Input) {
 		in.Name = attack[:100]
@@ -175,9 +170,7 @@ func TestHostileTextStaysText(t *testing.T) {
 }
 
 // However many pages one opens, a browser holds one stream a tab: connections are few.
-func TestPagesGiveTheirStreamsBack(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
+func pagesGiveTheirStreamsBack(t *testing.T, s *site) {
 	b := browsertest.New(t)
 	signIn(b, s)
 	for range 8 {

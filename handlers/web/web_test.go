@@ -23,6 +23,7 @@ import (
 	"managoat/internal/conversation/conversationtest"
 	"managoat/internal/files"
 	"managoat/internal/identity/identitytest"
+	"managoat/internal/transcript"
 )
 
 func TestMain(m *testing.M) { os.Exit(conversationtest.Main(m)) }
@@ -161,9 +162,28 @@ func (s *shown) reason(field string) string {
 	return strings.TrimSpace(s.doc.Find("#" + by).Text())
 }
 
-func TestConsoleWithoutJavaScript(t *testing.T) {
+// One host serves all tests of this package: a database, machines and an egress process take longer to start than most
+// tests to run.
+func TestConsole(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
+	for name, test := range map[string]func(*testing.T, *site){
+		"without JavaScript":                                                 withoutJavaScript,
+		"a conversation without JavaScript":                                  aConversationWithoutJavaScript,
+		"a long conversation opens at its end":                               aLongConversationOpensAtItsEnd,
+		"a browser holds a few streams only":                                 aBrowserHoldsAFewStreamsOnly,
+		"pages give their streams back":                                      pagesGiveTheirStreamsBack,
+		"workspace and conversation are live, also when their stream breaks": theConsoleIsLive,
+		"hostile text stays text":                                            hostileTextStaysText,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, s)
+		})
+	}
+}
+
+func withoutJavaScript(t *testing.T, s *site) {
 	other := s.Account(t)
 
 	t.Run("who is not signed in is led to the sign-in and back", func(t *testing.T) {
@@ -365,11 +385,9 @@ func TestConsoleWithoutJavaScript(t *testing.T) {
 	})
 }
 
-func TestAConversationWithoutJavaScript(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
+func aConversationWithoutJavaScript(t *testing.T, s *site) {
+	s.as(t, s.Account(t)).get("/").says(200, "Before the first conversation", "Make an agent")
 	v := s.as(t, s.Owner)
-	v.get("/").says(200, "Before the first conversation", "Make an agent")
 	env := s.Environment(nil)
 	agent := s.Agent("")
 	v.post("/workspaces", "name", "", "environment_id", env.String()).says(422)
@@ -420,4 +438,118 @@ func TestAConversationWithoutJavaScript(t *testing.T) {
 	v.post(talk+"/terminate").says(200, "This conversation has ended")
 	v.post(talk+"/prompts", "prompt", "x").says(410, "ended")
 	v.post(page+"/delete", "confirm", "shop").says(200, "Deleting shop")
+}
+
+// A long conversation opens at its newest part, at the start of a turn; the rest is behind links, and a link to any row
+// leads to it.
+func aLongConversationOpensAtItsEnd(t *testing.T, s *site) {
+	v := s.as(t, s.Owner)
+	space := s.Workspace(s.Environment(nil))
+	s.Ready(space.ID)
+	talk := s.Launch(conversation.CreateInput{AgentID: s.Agent(""), WorkspaceID: &space.ID})
+	for n := range 4 {
+		turn := s.Ask(talk.ID, "say working")
+		var rows []transcript.Row
+		for i := range 110 {
+			id := fmt.Sprintf("call-%d-%d", n, i)
+			rows = append(rows, transcript.Row{Type: transcript.ToolCallType, TurnID: &turn.ID, Body: transcript.ToolCallBody{ID: id, Title: id, ToolKind: "read"}},
+				transcript.Row{Type: transcript.ToolResult, TurnID: &turn.ID, Body: transcript.ToolResultBody{ID: id, Status: "completed", Output: "out of " + id}})
+		}
+		if _, err := s.Writer.Append(t.Context(), s.Owner.TenantID, talk.ID, rows...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page := "/conversations/" + talk.ID.String()
+	p := v.get(page).says(200, "turn 4", "call-3-109")
+	if first := p.doc.Find("#transcript > li").First(); !first.HasClass("you") || strings.Contains(first.Text(), "turn 1") {
+		t.Fatalf("the page begins with %q", text(first))
+	}
+	first := strings.TrimPrefix(p.doc.Find("#transcript > li").First().AttrOr("id", ""), "e-")
+	earlier := p.doc.Find("#earlier a").AttrOr("href", "")
+	if earlier != page+"?before="+first {
+		t.Fatalf("earlier rows are behind %q, the first one is %s", earlier, first)
+	}
+	seen := map[string]bool{}
+	collect := func(doc *goquery.Document) {
+		doc.Find("li[id^=e-]").Each(func(_ int, li *goquery.Selection) {
+			if id := li.AttrOr("id", ""); seen[id] {
+				t.Errorf("%s comes twice", id)
+			} else {
+				seen[id] = true
+			}
+		})
+	}
+	collect(p.doc)
+	// As the script asks: fragments that go before what is there.
+	f := v.get(earlier, "HX-Request", "true")
+	if !strings.HasPrefix(f.body, `<hx-partial hx-target="#transcript" hx-swap="afterbegin">`) || strings.Contains(f.body, "<html") {
+		t.Fatalf("the script gets %.300s", f.body)
+	}
+	// As a link: the older part, with the way back.
+	for earlier != "" {
+		p = v.get(earlier).says(200, "Newest")
+		collect(p.doc)
+		if p.doc.Find("#stream").Length() > 0 {
+			t.Fatal("an older part follows the stream")
+		}
+		earlier = p.doc.Find("#earlier a").AttrOr("href", "")
+	}
+	calls := 0
+	for _, r := range s.Rows(talk.ID) {
+		if r.Type == "tool_call" {
+			calls++
+		}
+	}
+	if n := len(seen); calls < 440 || n < calls {
+		t.Fatalf("the pages show %d items of %d calls", n, calls)
+	}
+	if p := v.get(page+"?at=20").says(200, "turn 1"); p.doc.Find("#e-20").Length()+p.doc.Find("#e-19").Length() == 0 {
+		t.Fatal("the page around row 20 does not hold it")
+	}
+}
+
+func text(s *goquery.Selection) string { return strings.Join(strings.Fields(s.Text()), " ") }
+
+// A browser that leaks streams is refused more of them, and the pages go on to work.
+func aBrowserHoldsAFewStreamsOnly(t *testing.T, s *site) {
+	v := s.as(t, s.Owner)
+	var open []*http.Response
+	defer func() {
+		for _, r := range open {
+			r.Body.Close()
+		}
+	}()
+	get := func() *http.Response {
+		r, err := v.http.Get(s.url + "/stream")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for range 12 {
+		r := get()
+		open = append(open, r)
+		if r.StatusCode != 200 || !strings.HasPrefix(r.Header.Get("Content-Type"), "text/event-stream") {
+			t.Fatalf("a stream answers %d", r.StatusCode)
+		}
+	}
+	r := get()
+	r.Body.Close()
+	if r.StatusCode != 429 || r.Header.Get("Retry-After") == "" {
+		t.Fatalf("the thirteenth answers %d", r.StatusCode)
+	}
+	v.get("/workspaces").says(200)
+	other := s.as(t, s.Owner) // another browser of the same person
+	again, err := other.http.Get(s.url + "/stream")
+	if err != nil || again.StatusCode != 200 {
+		t.Fatalf("another browser: %v %v", again, err)
+	}
+	again.Body.Close()
+	open[0].Body.Close()
+	open = open[1:]
+	s.Until("a closed stream to make room", func() bool {
+		r := get()
+		defer r.Body.Close()
+		return r.StatusCode == 200
+	})
 }
