@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +22,8 @@ const (
 	keptOutput  = 64 << 10               // bytes of a step's output that are kept: its last
 	maxBatch    = stream.MaxLines        // bytes of one workspace.setup event
 	batchEvery  = 100 * time.Millisecond // between writes; the first comes at once
+	lineWait    = 50 * time.Millisecond  // for the rest of a line, before its start is shown alone
+	maxLine     = maxBatch               // bytes of a line that are waited for
 	maxPending  = 64 << 10               // bytes that wait for a write; what is older is dropped from the stream, and counted
 	fullStream  = 4 << 20                // bytes of a step's output that the stream carries at this pace
 	slowEvery   = time.Second            // between writes after that
@@ -40,6 +43,7 @@ type printer struct {
 	texts map[guest.Stream]*transcript.Text // by stream; used by the step's goroutine alone
 
 	mu      sync.Mutex
+	open    map[guest.Stream]openLine
 	kept    []byte // the end of all output
 	cut     int64  // bytes that were printed before kept
 	pending []byte // not written yet
@@ -51,12 +55,22 @@ type printer struct {
 	done    chan struct{} // the writer has returned
 }
 
+// openLine is the start of a line whose end has not come. It waits a moment, so that what another stream prints meanwhile
+// does not come into the middle of it: programs write "E" and ": no such package" apart.
+type openLine struct {
+	text  string
+	since time.Time
+}
+
 // ours is the stream of lines that we say ourselves.
 const ours guest.Stream = "managoat"
 
+// streams is the order in which open lines are shown at the end.
+var streams = []guest.Stream{guest.Stdout, guest.Stderr, ours}
+
 func (s *setup) print(ctx context.Context, step string) *printer {
 	p := &printer{
-		s: s, step: step, gate: transcript.NewGate(s.redactor), texts: map[guest.Stream]*transcript.Text{},
+		s: s, step: step, gate: transcript.NewGate(s.redactor), texts: map[guest.Stream]*transcript.Text{}, open: map[guest.Stream]openLine{},
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
 	}
 	go p.write(ctx)
@@ -75,30 +89,65 @@ func (p *printer) text(of guest.Stream) *transcript.Text {
 // chunk takes a piece of a command's output.
 func (p *printer) chunk(c guest.Chunk) {
 	if c.Dropped > 0 {
-		p.add(p.text(c.Stream).Flush())
-		p.add(fmt.Sprintf("\n… %d bytes were printed too fast to be kept …\n", c.Dropped))
+		p.put(c.Stream, p.text(c.Stream).Flush()+fmt.Sprintf("\n… %d bytes were printed too fast to be kept …\n", c.Dropped))
 	}
-	p.add(p.text(c.Stream).Write(c.Data))
+	p.put(c.Stream, p.text(c.Stream).Write(c.Data))
 }
 
 // say prints a line of ours.
 func (p *printer) say(format string, args ...any) {
-	p.add(p.text(ours).Write(fmt.Appendf(nil, format+"\n", args...)))
-	p.add(p.text(ours).Flush())
+	p.put(ours, p.text(ours).Write(fmt.Appendf(nil, format+"\n", args...))+p.text(ours).Flush())
 }
 
-// flush shows what the gate still held back: at the end of a command.
+// flush shows what the gate still held back, and lines without an end: at the end of a command.
 func (p *printer) flush() {
-	for _, t := range p.texts {
-		p.add(t.Flush())
+	for _, of := range streams {
+		if t := p.texts[of]; t != nil {
+			p.put(of, t.Flush())
+		}
 	}
+	p.mu.Lock()
+	p.showOpen(0)
+	p.mu.Unlock()
+	p.arm()
 }
 
-func (p *printer) add(text string) {
+// put takes text of a stream: whole lines are shown at once, the start of one waits for its rest.
+func (p *printer) put(of guest.Stream, text string) {
 	if text == "" {
 		return
 	}
 	p.mu.Lock()
+	line := p.open[of]
+	if line.text == "" {
+		line.since = time.Now()
+	}
+	line.text += text
+	if end := strings.LastIndexByte(line.text, '\n') + 1; end > 0 {
+		p.show(line.text[:end])
+		line = openLine{line.text[end:], time.Now()}
+	}
+	if len(line.text) > maxLine {
+		p.show(line.text)
+		line.text = ""
+	}
+	p.open[of] = line
+	p.mu.Unlock()
+	p.arm()
+}
+
+// showOpen shows the open lines that have waited for at least that long. p.mu is held.
+func (p *printer) showOpen(waited time.Duration) {
+	for _, of := range streams {
+		if line := p.open[of]; line.text != "" && time.Since(line.since) >= waited {
+			p.show(line.text)
+			p.open[of] = openLine{}
+		}
+	}
+}
+
+// show adds text to what is kept and to what waits to be written. p.mu is held.
+func (p *printer) show(text string) {
 	p.kept = append(p.kept, text...)
 	if over := len(p.kept) - keptOutput; over > 0 {
 		over = lineStart(p.kept, over)
@@ -115,8 +164,6 @@ func (p *printer) add(text string) {
 		p.dropped += int64(over)
 		p.pending = append(p.pending[:0], p.pending[over:]...)
 	}
-	p.mu.Unlock()
-	p.arm()
 }
 
 func (p *printer) arm() {
@@ -148,33 +195,52 @@ func (p *printer) write(ctx context.Context) {
 		case <-p.closing:
 			return
 		}
-		pause := batchEvery
-		if err := p.batch(ctx); err != nil {
-			if !errors.Is(err, operation.ErrLost) && ctx.Err() == nil {
-				p.s.s.log.Warn("a setup's output waits to be written", "workspace", p.s.w.ID, "error", err)
-			}
-			p.arm()
-			pause = slowEvery
-		} else if p.over() {
-			pause = slowEvery
+		if !p.due() && p.pause(lineWait) {
+			return
 		}
-		select {
-		case <-time.After(pause):
-		case <-p.closing:
+		err := p.batch(ctx)
+		if err != nil && !errors.Is(err, operation.ErrLost) && ctx.Err() == nil {
+			p.s.s.log.Warn("a setup's output waits to be written", "workspace", p.s.w.ID, "error", err)
+		}
+		wait := batchEvery
+		p.mu.Lock()
+		if err != nil || p.sent > fullStream {
+			wait = slowEvery
+		}
+		rest := err != nil || slices.ContainsFunc(streams, func(of guest.Stream) bool { return p.open[of].text != "" })
+		p.mu.Unlock()
+		if rest {
+			p.arm()
+		}
+		if p.pause(wait) {
 			return
 		}
 	}
 }
 
-func (p *printer) over() bool {
+// due tells whether something waits that need not wait for the end of a line.
+func (p *printer) due() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.sent > fullStream
+	return len(p.pending) > 0
+}
+
+// pause waits, and tells whether the printer was closed meanwhile.
+func (p *printer) pause(d time.Duration) (closed bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false
+	case <-p.closing:
+		return true
+	}
 }
 
 // batch writes what waits in one transaction.
 func (p *printer) batch(ctx context.Context) error {
 	p.mu.Lock()
+	p.showOpen(lineWait)
 	pending, dropped := string(p.pending), p.dropped
 	kept, cut := string(p.kept), p.cut
 	p.pending, p.dropped = nil, 0

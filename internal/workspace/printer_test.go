@@ -3,9 +3,11 @@ package workspace
 import (
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"managoat/internal/stream"
+	"managoat/sandbox/guest"
 )
 
 // Whatever is printed, the events of it are small enough, whole, and cut no character in two.
@@ -52,5 +54,30 @@ func TestACutOfOutputBeginsAtALineOrAtLeastACharacter(t *testing.T) {
 	}
 	if got := lineStart([]byte("日本語"), 1); got != 3 {
 		t.Errorf("in the middle of a character: %d", got)
+	}
+}
+
+// What two streams print at once keeps its lines; the start of a line is shown alone when its end does not come.
+func TestLinesOfTwoStreamsDoNotMix(t *testing.T) {
+	t.Parallel()
+	p := &printer{open: map[guest.Stream]openLine{}, wake: make(chan struct{}, 1)}
+	p.put(guest.Stdout, "Building dependency tree...")
+	p.put(guest.Stderr, "E")
+	p.put(guest.Stdout, "\nReading state\nsta")
+	p.put(guest.Stderr, ": no such package\n")
+	if got := string(p.kept); got != "Building dependency tree...\nReading state\nE: no such package\n" {
+		t.Errorf("kept %q", got)
+	}
+	p.showOpen(time.Hour)
+	if got := string(p.kept); strings.HasSuffix(got, "sta") {
+		t.Error("the start of a line did not wait")
+	}
+	p.showOpen(0)
+	if got := string(p.kept); !strings.HasSuffix(got, "package\nsta") {
+		t.Errorf("kept %q", got)
+	}
+	p.put(guest.Stdout, strings.Repeat("x", maxLine+1))
+	if got := string(p.pending); !strings.HasSuffix(got, "xxx") {
+		t.Error("an endless line is waited for without end")
 	}
 }

@@ -225,3 +225,23 @@ func TestAServerWithoutRootSaysWhatItsMachinesCannotDo(t *testing.T) {
 		t.Errorf("a mount outside of the home: %+v", ws.Error)
 	}
 }
+
+// A machine that ends under its setup ends the setup with it, and a retry builds another.
+func TestAMachineThatStopsUnderItsSetupFailsTheStep(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := create(t, w, makeEnvironment(t, w, func(in *environment.Input) {
+		in.SetupScript, in.SetupTimeoutSeconds = "echo working; [ -e /tmp/never ] || sleep 600", 900
+	}))
+	eventually(t, "the script to run", func() bool { return setupLog(t, w, ws.ID)["setup_script"].Output == "working\n" })
+	if err := w.Provider.Stop(t.Context(), "mg-"+ws.SandboxID.String()); err != nil {
+		t.Fatal(err)
+	}
+	ws = settled(t, w, ws.ID)
+	if ws.Status != workspace.Failed || ws.Error.Step != "setup_script" || ws.Error.Message != "The setup script was cut short: the machine stopped." || ws.Error.ExitCode != nil || ws.Error.OutputTail != "working" {
+		t.Errorf("status %s, error %+v", ws.Status, ws.Error)
+	}
+	if _, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID); err != nil {
+		t.Error(err)
+	}
+}

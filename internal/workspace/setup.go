@@ -20,6 +20,7 @@ import (
 	"managoat/internal/secret"
 	"managoat/internal/transcript"
 	"managoat/queries"
+	"managoat/sandbox"
 	"managoat/sandbox/guest"
 )
 
@@ -59,6 +60,7 @@ type StageEvent struct {
 // Limits of how long a command is waited for.
 const (
 	maxRedials   = 5                // connections to the guest that one command may lose
+	redialPause  = time.Second      // between tries to connect again
 	troubleEvery = 2 * time.Second  // between looks at what keeps the machine from answering
 	answerGrace  = 30 * time.Second // past the command's own time limit
 )
@@ -431,23 +433,50 @@ func (r *setup) command(ctx context.Context, label string, e guest.Exec) error {
 		return nil
 	}
 	exit, err := r.built.Guest.Follow(watched, e.ID, from, each)
-	for tries := 0; errors.Is(err, guest.ErrGone) && watched.Err() == nil && tries < maxRedials; tries++ {
+	for tries := 0; err != nil && watched.Err() == nil && tries < maxRedials; tries++ {
+		if tries > 0 && !sleep(watched, redialPause) {
+			break
+		}
+		var unknown *guest.FileError
+		if errors.As(err, &unknown) {
+			return failf(nil, "%s was cut short: the machine was started again.", label)
+		}
 		if r.built.Guest, err = r.s.o.Machines.Connect(watched, r.w.TenantID, r.machine); err == nil {
 			exit, err = r.built.Guest.Follow(watched, e.ID, from, each)
 		}
 	}
 	r.out.flush()
 	if err != nil {
-		var unknown *guest.FileError
-		if errors.As(err, &unknown) {
-			return failf(nil, "The machine was started again while %s ran.", label)
-		}
-		return r.stuck(watched, fmt.Errorf("follow %s: %w", label, err))
+		return r.stuck(watched, r.ended(ctx, label, err))
 	}
 	if err := r.built.Guest.Forget(watched, e.ID); err != nil {
 		r.s.log.Warn("forget a command", "workspace", r.w.ID, "error", err)
 	}
 	return r.verdict(label, e.Timeout, exit)
+}
+
+// ended says why a command can be followed no more: its machine may have stopped.
+func (r *setup) ended(ctx context.Context, label string, err error) error {
+	info, ierr := r.s.o.Machines.Inspect(ctx, r.w.TenantID, r.machine)
+	switch {
+	case sandbox.Lost(ierr):
+		return failf(nil, "%s was cut short: the machine is gone.", label)
+	case ierr == nil && info.State == sandbox.Stopped:
+		return failf(nil, "%s was cut short: the machine stopped.", label)
+	}
+	return fmt.Errorf("follow %s: %w", label, err)
+}
+
+// sleep waits, and tells whether it was not cut short.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // watch gives a command a context that ends, with the reason as its cause, when the machine is frozen or says nothing
