@@ -65,6 +65,14 @@ func root() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return &codedError{exitUsage, fmt.Errorf("%w\nSee: %s --help", err, c.CommandPath())}
 	})
+	// cobra's own check of a root's arguments knows no exit code.
+	cmd.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return &codedError{exitUsage, fmt.Errorf("there is no verb %q\nSee: %s --help", args[0], c.CommandPath())}
+	}
+	cmd.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	cmd.AddGroup(&cobra.Group{ID: "use", Title: "Use a server:"}, &cobra.Group{ID: "run", Title: "Run a server:"})
 	cmd.AddCommand(serverVerbs()...)
 	return cmd
