@@ -76,11 +76,11 @@ func groups(machine string) []string {
 	return found
 }
 
-// running are the processes of a machine, as host pids.
+// running are the processes of a machine, as host pids. One that has ended and waits for its parent's look is none.
 func running(machine string) []string {
 	var pids []string
 	processes(func(pid string, read func(string) []byte) {
-		if bytes.Contains(read("cgroup"), []byte("/"+machine+".")) {
+		if bytes.Contains(read("cgroup"), []byte("/"+machine+".")) && len(read("cmdline")) > 0 {
 			pids = append(pids, pid)
 		}
 	})
