@@ -35,7 +35,6 @@ import (
 	"managoat/internal/runtime"
 	"managoat/internal/secret"
 	"managoat/internal/stream"
-	"managoat/internal/tenant"
 	"managoat/internal/transcript"
 	"managoat/internal/vault"
 	"managoat/internal/workspace"
@@ -379,11 +378,6 @@ func dialGuest(dir string) (func(ctx context.Context, provider, ref string) (net
 		}
 		return guests.Guest(ctx, ref)
 	}, nil
-}
-
-// operatorActor acts for one account from the command line.
-func operatorActor(tenantID uuid.UUID) tenant.Actor {
-	return tenant.Actor{TenantID: tenantID, Kind: tenant.Operator, ID: "command line", Scope: tenant.ScopeFull}
 }
 
 // graceful is how long a stopping server waits for what is under way.

@@ -130,8 +130,9 @@ func (s *Service) Restore(ctx context.Context, tenantID uuid.UUID) error {
 			return err
 		}
 		keys, err := s.openKeys(ctx, tenantID, *a)
-		if err != nil {
-			return err
+		if err != nil { // one that does not open stops no other
+			s.log.Error("a conversation's token does not open", "conversation", c.ID, "error", err)
+			continue
 		}
 		bound, err := s.openBound(ctx, c)
 		if err != nil {

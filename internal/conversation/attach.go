@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -106,6 +108,7 @@ func (t *turn) rejoin(ctx context.Context, up *workspace.Up, bound *inference.Bo
 	same := a.MachineID == up.MachineID && a.BootID == up.Guest.Hello().BootID
 	if p := t.s.held(t.c.ID); p != nil {
 		if same && p.execID == a.ExecID.String() && a.Session {
+			p.redactor.Set(slices.Collect(maps.Values(up.Secrets))) // as they are now, beside what it knew
 			return p, nil
 		}
 		p.detach()
@@ -489,8 +492,8 @@ func stopAdapter(ctx context.Context, g *guest.Client, execID string) error {
 	leave, cancel := context.WithTimeout(ctx, termGrace)
 	defer cancel()
 	if err := g.Signal(leave, execID, "SIGTERM"); err == nil {
-		// Its end is all that is waited for; what it prints is nobody's any more.
-		_, _ = g.Follow(leave, execID, guest.Offsets{}, func(guest.Chunk) error { return nil })
+		// Its end is all that is waited for, and not for long; what it prints is nobody's any more.
+		_, _ = g.Follow(leave, execID, guest.Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64}, nil)
 	}
 	return killAdapter(ctx, g, execID)
 }

@@ -12,6 +12,7 @@ import (
 	"managoat/internal/conversation"
 	"managoat/internal/conversation/conversationtest"
 	"managoat/internal/environment"
+	"managoat/internal/inference"
 	"managoat/internal/input"
 	"managoat/internal/refusal"
 	"managoat/internal/tenant"
@@ -274,6 +275,29 @@ func TestPromptsAreCountedAgainstTheAccountsQuota(t *testing.T) {
 	}
 	if page, err := w.Conversations.Turns(t.Context(), w.Owner.Actor, c, input.Page{}); err != nil || len(page.Items) > 2 {
 		t.Errorf("a refused prompt left a turn: %+v %v", page, err)
+	}
+}
+
+func TestAConversationKeepsTheCredentialItWasBoundTo(t *testing.T) {
+	t.Parallel()
+	w := conversationtest.New(t)
+	a := w.Claude() // makes the account's key
+	c := w.Launch(conversation.CreateInput{AgentID: a})
+	if c.InferenceCredentialID == nil {
+		t.Fatal("it is bound to nothing")
+	}
+	edit := func(in *inference.Input) error {
+		in.Key = secretOf("sk-ant-another-key")
+		return nil
+	}
+	if _, err := w.Inference.Update(t.Context(), w.Owner.Actor, *c.InferenceCredentialID, edit); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c.ID, conversation.PromptInput{Prompt: "hello"}); !refusal.Is(err, refusal.InferenceSourceChanged) {
+		t.Errorf("a prompt after the key was changed: %v", err)
+	}
+	if fresh := w.Launch(conversation.CreateInput{AgentID: a}); *fresh.InferenceCredentialID != *c.InferenceCredentialID {
+		t.Errorf("a new conversation is bound to %s", *fresh.InferenceCredentialID)
 	}
 }
 

@@ -97,6 +97,9 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 	if err := in.validate(); err != nil {
 		return Turn{}, err
 	}
+	if err := s.checkSource(ctx, actor, id); err != nil {
+		return Turn{}, err
+	}
 	var turn queries.Turn
 	var ahead int
 	var after announcements
@@ -125,6 +128,22 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 	v, err := viewTurn(turn)
 	v.QueuePosition = ahead
 	return v, err
+}
+
+// checkSource refuses a prompt of a conversation whose credential is not what it was bound to.
+func (s *Service) checkSource(ctx context.Context, actor tenant.Actor, id uuid.UUID) error {
+	row, err := s.db.Tenant(actor.TenantID).Conversation(ctx, id)
+	if err != nil {
+		return missing(err)
+	}
+	if err := reach(actor, row.Conversation); err != nil {
+		return err
+	}
+	if row.Conversation.Status == Failed || row.Conversation.Status == Terminated {
+		return ended(row.Conversation)
+	}
+	_, err = s.openBound(ctx, row.Conversation)
+	return err
 }
 
 func checkBusy(open []queries.Turn, queue bool) error {

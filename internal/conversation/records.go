@@ -14,11 +14,12 @@ import (
 	"managoat/sandbox/guest"
 )
 
-// How long a call's end waits for the machine's record of its command, which comes another way: a moment, or until a
-// command that was told to stop has had the time to.
+// How long a call's end waits for the machine's record of its command, which comes another way: where there surely is
+// one, where there may be one, and until a command that was told to stop has had the time to.
 const (
-	recordWait     = time.Second
-	recordStopWait = 3 * time.Second
+	recordWait      = time.Second
+	recordMaybeWait = 100 * time.Millisecond
+	recordStopWait  = 3 * time.Second
 )
 
 // maxRecords bounds the records that wait for the tool call they belong to.
@@ -110,9 +111,12 @@ func (p *process) awaitRecord(c *toolCall) {
 		return
 	}
 	p.claimRecord(c)
-	wait := recordWait
-	if p.turn != nil && p.turn.stopping.Load() {
+	wait := recordMaybeWait
+	switch sure := p.runtime.Records() || p.records.seen > 0; {
+	case sure && p.turn != nil && p.turn.stopping.Load():
 		wait = recordStopWait
+	case sure:
+		wait = recordWait
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()

@@ -35,6 +35,9 @@ func (command) Mode() string { return "" }
 
 func (command) Outcome(t ToolCall) Outcome { return outcome(t) }
 
+// Records is not known of a command that we do not know.
+func (command) Records() bool { return false }
+
 // Recorded takes a shell's -c script as the command.
 func (command) Recorded(argv []string) (string, bool) {
 	for i := 1; i+1 < len(argv); i++ {

@@ -92,6 +92,8 @@ func (claude) Outcome(t ToolCall) Outcome {
 	return o
 }
 
+func (claude) Records() bool { return true }
+
 // Recorded takes the command out of the CLI's wrapper: "… && eval '<command>' < /dev/null && pwd -P >| …". What the
 // prefix runs without that wrapper are hooks and MCP servers, no tool calls.
 func (claude) Recorded(argv []string) (string, bool) {

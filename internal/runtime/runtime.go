@@ -44,6 +44,8 @@ type Runtime interface {
 	Mode() string
 	// Outcome reads what the runtime's own fields say about a tool call that has ended.
 	Outcome(ToolCall) Outcome
+	// Records tells that its commands surely pass through the machine's recording shell: a call's end waits for its record.
+	Records() bool
 	// Recorded is the command of a tool call in a record of the recording shell; false when the record is none.
 	Recorded(argv []string) (command string, ok bool)
 }
