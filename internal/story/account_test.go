@@ -264,16 +264,6 @@ func (a *Account) ready(id string) Workspace {
 	return w
 }
 
-// steps are a workspace's setup log by step.
-func (a *Account) steps(id string) map[string]Step {
-	a.tb.Helper()
-	steps := map[string]Step{}
-	for _, s := range get[struct{ Steps []Step }](a, "/api/workspaces/"+id+"/setup-log").Steps {
-		steps[s.Step] = s
-	}
-	return steps
-}
-
 // launch starts a conversation.
 func (a *Account) launch(agentID string, fields body) Conversation {
 	a.tb.Helper()
