@@ -199,9 +199,10 @@ var egress = []Check{
 			io.Copy(conn, conn)
 		})
 		r := m.exec(guest.Exec{Argv: []string{"perl", "-MIO::Socket::INET", "-e", `
-			my @s = map { IO::Socket::INET->new("127.0.0.1:3128") or die "$_: $!" } 1..200;
-			print {$_} "x" x 10000 for @s; $_->flush, shutdown($_, 1) for @s;
-			my $n = 0; for my $s (@s) { local $/; $n += length <$s> } print $n`}})
-		equal(t, "bytes echoed", r.out+r.err, "2000000")
+			my $d = join "", map { chr(33 + $_ * $_ % 89) } 1 .. 30000;
+			my @s = map { IO::Socket::INET->new("127.0.0.1:3128") or die "$_: $!" } 1 .. 200;
+			for my $i (0 .. 199) { print {$s[$i]} substr($d, $i); $s[$i]->flush; shutdown($s[$i], 1) }
+			my $n = 0; for my $i (0 .. 199) { local $/; my $got = readline $s[$i]; $n++ if $got eq substr($d, $i) } print $n`}})
+		equal(t, "tunnels that echoed what was sent", r.out+r.err, "200")
 	}},
 }

@@ -14,7 +14,7 @@ type ahead struct {
 	mu       sync.Mutex
 	cond     sync.Cond
 	ring     []byte
-	at, n    int // the first byte and how many there are
+	at, n    int // the first byte and how many there are; only Read moves at, and never past what is there
 	err      error
 	closed   bool // nobody reads any more
 	deadline time.Time
@@ -79,9 +79,7 @@ func (a *ahead) Read(b []byte) (int, error) {
 	}
 	n := copy(b, a.ring[a.at:min(a.at+a.n, len(a.ring))])
 	a.at = (a.at + n) % len(a.ring)
-	if a.n -= n; a.n == 0 {
-		a.at = 0
-	}
+	a.n -= n
 	a.cond.Broadcast()
 	return n, nil
 }
