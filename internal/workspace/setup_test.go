@@ -61,7 +61,7 @@ func TestSetupScriptsGetTheRightAnswer(t *testing.T) {
 	}{
 		"one that reads standard input finds it empty": {script: "read answer || echo \"nothing to read\"\ncat\necho after", ready: true, output: "nothing to read\nafter\n"},
 		"one that leaves a daemon ends without it":     {script: "nohup sleep 600 & echo started", ready: true, output: "started\n"},
-		"one that never ends is stopped":               {script: "echo working; sleep 600", timeout: 5, code: -1, message: "did not end within 5s", output: "working\n"},
+		"one that never ends is stopped":               {script: "echo working; sleep 600", timeout: 10, code: -1, message: "did not end within 10s", output: "working\n"},
 		"exit code 7 is kept":                          {script: "echo before; echo broken >&2; exit 7", code: 7, message: "exited with code 7", output: "broken\n"},
 		"a signal is named":                            {script: "kill -SEGV $$", code: -1, message: "SIGSEGV"},
 		"a syntax error is bash's own":                 {script: "if true; then", code: 2, message: "exited with code 2", output: "syntax error"},
@@ -251,6 +251,19 @@ func TestPackagesComeFromTheInstancesRegistries(t *testing.T) {
 	}
 	if got := steps["packages"]; got.Note != "apt 1, npm 1" || !strings.Contains(got.Output, "$ apt-get -o APT::Update::Error-Mode=any update") {
 		t.Errorf("the step says %q and printed %q", got.Note, got.Output)
+	}
+}
+
+// What a script installs itself, as people write it down, finds its way out as well.
+func TestAScriptInstallsWithSudo(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.New(t)
+	ws := ready(t, w, create(t, w, makeEnvironment(t, w, func(in *environment.Input) {
+		in.EnvVars, in.SetupTimeoutSeconds = map[string]string{"MINE": "kept"}, 600
+		in.SetupScript = "sudo sh -c 'echo $MINE $(id -u)'; sudo npm install -g managoat-greet >/dev/null && managoat-greet; sudo apt-get update >/dev/null; sudo apt-get install -y managoat-hello >/dev/null && managoat-hello"
+	})).ID)
+	if got := setupLog(t, w, ws.ID)["setup_script"].Output; !strings.HasPrefix(got, "kept 0\nhello from an npm package\n") || !strings.HasSuffix(got, "hello from a Debian package\n") {
+		t.Errorf("the script printed %q", got)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(workspacetest.Main(m)) }
 
 // patience bounds a wait for something that takes a second on a quiet machine.
-const patience = 2 * time.Minute
+const patience = 5 * time.Minute
 
 // eventually polls until ok, and fails the test when it does not come true.
 func eventually(t *testing.T, what string, ok func() bool) {
