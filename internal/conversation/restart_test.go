@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"managoat/internal/conversation"
 	"managoat/internal/conversation/conversationtest"
@@ -139,4 +140,44 @@ func TestRestartsInTheMiddleOfAStreamLoseAndDoubleNothing(t *testing.T) {
 		}
 		t.Errorf("%d bytes, want %d; they differ from %d on: %.80q", len(said), want.Len(), at, said[at:])
 	}
+}
+
+func TestConnectionsToTheDatabaseThatBreakLoseAndDoubleNothing(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	const n = 200000
+	w.Prompt(c, fmt.Sprintf("lots %d", n), "tool last")
+	owner := w.Instance.Database.Owner(t)
+	for i := range 4 {
+		w.Until("some of it to be stored", func() bool { return stored(t, owner, c) > (i+1)*20000 })
+		if _, err := owner.Exec(t.Context(), "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Until("the turn to end", func() bool {
+		turn, err := w.Conversations.Turn(t.Context(), w.Owner.Actor, c, 1)
+		return err == nil && turn.EndedAt != nil
+	})
+	must(t, w.Turn(c, 1), conversation.Completed, "")
+	var want strings.Builder
+	for i := range n {
+		fmt.Fprintf(&want, "%d,", i)
+	}
+	if said := w.Said(c); said != want.String() {
+		t.Errorf("%d bytes, want %d", len(said), want.Len())
+	}
+	if results := conversationtest.Bodies[transcript.ToolResultBody](w, c, transcript.ToolResult); len(results) != 1 || w.Turn(c, 1).Attempts != 1 {
+		t.Errorf("%d results, %d attempts", len(results), w.Turn(c, 1).Attempts)
+	}
+}
+
+// stored is how much of a conversation's messages is stored, read past the server's own connections.
+func stored(t *testing.T, owner *pgx.Conn, c uuid.UUID) int {
+	t.Helper()
+	var n int
+	if err := owner.QueryRow(t.Context(), "select coalesce(sum(length(body ->> 'text')), 0) from events where conversation_id = $1 and type = 'message'", c).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
