@@ -43,7 +43,7 @@ func TestPagesFitAndLoadCleanly(t *testing.T) {
 	t.Parallel()
 	b := browsertest.New(t)
 	b.Dark(true)
-	base := serve(t, handler(func() time.Time { return moment }))
+	base := serve(t, handler(moment))
 	for _, e := range examples(moment) {
 		b.Open(base + e.path)
 		for _, width := range []int64{390, 800, 1280} {
@@ -203,7 +203,7 @@ func TestNewRowsNeverMoveWhatOneReads(t *testing.T) {
 func TestKeysLeadAround(t *testing.T) {
 	t.Parallel()
 	b := browsertest.New(t)
-	base := serve(t, handler(func() time.Time { return moment }))
+	base := serve(t, handler(moment))
 	b.Open(base + "/conversations")
 	b.Press("/")
 	b.Until(`document.activeElement.id === "q"`)
@@ -226,7 +226,7 @@ func TestKeysLeadAround(t *testing.T) {
 func TestRepositoriesCanBeAdded(t *testing.T) {
 	t.Parallel()
 	b := browsertest.New(t)
-	base := serve(t, handler(func() time.Time { return moment }))
+	base := serve(t, handler(moment))
 	b.Open(base + "/environments/new")
 	b.Click("[data-add]")
 	b.Until(`document.querySelectorAll("[name='repositories.url']").length === 2 && document.activeElement.name === "repositories.url"`)

@@ -35,7 +35,7 @@ func main() {
 		log.Fatal(err)
 	}
 	fmt.Printf("http://%s/index\n", listener.Addr())
-	server := &http.Server{Handler: handler(time.Now), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: handler(time.Now()), ReadHeaderTimeout: 10 * time.Second}
 	go func() { // ends with the process
 		<-ctx.Done()
 		_ = server.Close()
@@ -45,13 +45,13 @@ func main() {
 	}
 }
 
-func handler(now func() time.Time) http.Handler {
+func handler(now time.Time) http.Handler {
+	list := examples(now)
 	mux := http.NewServeMux()
 	mux.Handle(static.Prefix, static.Handler())
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", policy)
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		list := examples(now())
 		if r.URL.Path == "/index" {
 			for _, e := range list {
 				fmt.Fprintf(w, "<p><a href=\"%[1]s\">%[1]s</a></p>", html.EscapeString(e.path))
