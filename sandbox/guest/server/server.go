@@ -4,8 +4,6 @@ package server
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +17,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/yamux"
+	"golang.org/x/sys/unix"
 
 	"managoat/sandbox/guest"
 	"managoat/sandbox/guest/wire"
@@ -50,13 +49,11 @@ type Server struct {
 
 // New prepares a guest: when it returns, programs of the machine can connect to the egress listeners.
 func New(cfg Config) (*Server, error) {
-	var id [16]byte
-	rand.Read(id[:])
 	s := &Server{
 		cfg: cfg,
 		log: cfg.Log,
 		hello: guest.Hello{
-			Version: guest.Version, BootID: hex.EncodeToString(id[:]), StartedAt: time.Now(), Root: cfg.Root,
+			Version: guest.Version, BootID: randomName(), StartedAt: time.Now(), Root: cfg.Root,
 		},
 	}
 	s.processes.waiting = make(map[int]chan<- ended)
@@ -70,6 +67,16 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// randomName returns 128 random bits. crypto/rand would do as well, and bring half of crypto into a binary that
+// starts for every command.
+func randomName() string {
+	var b [16]byte
+	if _, err := unix.Getrandom(b[:], 0); err != nil {
+		panic("no random numbers: " + err.Error()) // the kernel has them, always
+	}
+	return fmt.Sprintf("%x", b)
 }
 
 // Serve answers callers of l until accepting fails. As pid 1 that is the end of the machine.

@@ -1,8 +1,6 @@
 package server
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -21,9 +19,7 @@ func isNotFound(err error) bool {
 }
 
 func createTemporary(dir int) (*os.File, string, error) {
-	var b [8]byte
-	rand.Read(b[:])
-	name := ".managoat-" + hex.EncodeToString(b[:])
+	name := ".managoat-" + randomName()
 	fd, err := unix.Openat(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, "", err
