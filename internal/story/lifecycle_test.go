@@ -210,7 +210,7 @@ func TestVerbsSayWhatIsWrongAndExitByIt(t *testing.T) {
 		"a bad value":             {with(nowhere, "MANAGOAT_RUNNING_MACHINES=many"), []string{"serve"}, 2, "MANAGOAT_RUNNING_MACHINES"},
 		"not signed in":           {nowhere, []string{"workspace", "list"}, 2, "managoat login"},
 		"nobody there":            {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL=http://127.0.0.1:1"), []string{"workspace", "list"}, 3, "127.0.0.1:1"},
-		"a wrong key":             {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL="+s.url), []string{"workspace", "list"}, 1, "invalid_api_key"},
+		"a wrong key":             {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL="+s.url), []string{"workspace", "list"}, 1, "api_key_invalid"},
 		"no such environment":     {a.environ(), []string{"workspace", "create", "x", "--environment", "none"}, 1, `no environment "none"`},
 		"no such agent":           {a.environ(), []string{"run", "none", "-p", "hello"}, 1, `no agent "none"`},
 		"no prompt":               {a.environ(), []string{"run", "none"}, 2, "-p"},
