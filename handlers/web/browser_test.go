@@ -34,7 +34,7 @@ func theConsoleIsLive(t *testing.T, s *site) {
 		in.Name = "shop"
 		in.SetupScript = "for i in 1 2 3 4 5; do printf '\\033[32mline %s\\033[0m\\n' $i; sleep 0.2; done\necho broken >&2\nexit 7\n"
 	})
-	s.Agent("")
+	agent := s.Agent("")
 	b := browsertest.New(t)
 	signIn(b, s)
 
@@ -64,6 +64,7 @@ func theConsoleIsLive(t *testing.T, s *site) {
 	b.Until(`document.querySelector("#setup summary")?.innerText.includes("Set up in")`)
 
 	b.Type("#f-prompt", "say Reading first.")
+	b.Run(fmt.Sprintf(`document.querySelector("#f-agent_5fid").value = %q`, agent))
 	b.Click("form.start button.primary")
 	b.Until(`location.pathname.startsWith("/conversations/")`)
 	id := lastSegment(b.Text("location.pathname"))
@@ -140,7 +141,7 @@ func hostileTextStaysText(t *testing.T, s *site) {
 		in.Name = attack[:100]
 		in.SetupScript = "cat <<'END'\n" + attack + "\nEND\nmkdir -p ~/d && touch ~/d/'<img src=x onerror=alert(1)>'\n"
 	})
-	s.Agent("")
+	agent := s.Agent("")
 	b := browsertest.New(t)
 	signIn(b, s)
 	b.Open(s.url + "/workspaces/new?environment_id=" + env.String())
@@ -153,6 +154,7 @@ func hostileTextStaysText(t *testing.T, s *site) {
 	}
 	b.Type("#f-prompt", "say x")
 	b.Run(fmt.Sprintf(`document.querySelector("#f-prompt").value = ["say " + %[1]q, "say [x](javascript:alert(1)) ![y](https://evil.example/pixel.png)", "think " + %[1]q, "plan " + %[1]q, "title " + %[1]q, "tool " + %[1]q, "terminal echo '" + %[2]q + "'"].join("\n")`, attack, strings.ReplaceAll(attack, "'", "")))
+	b.Run(fmt.Sprintf(`document.querySelector("#f-agent_5fid").value = %q`, agent))
 	b.Click("form.start button.primary")
 	b.Until(`document.querySelector("#transcript")?.innerText.includes("Turn 1 completed")`)
 	for range 2 { // as it streamed, and as a page
