@@ -207,7 +207,13 @@ func (g group) remove(deadline time.Time) error {
 	return nil
 }
 
-// kill ends every process in the groups at once, where the kernel can (5.14, version 2 mounted).
+// killsAtOnce tells whether kill reaches every process of a group that exists (kernel 5.14, version 2 mounted).
+func (g group) killsAtOnce() bool {
+	d := g.dir("")
+	return d != "" && exists(filepath.Join(d, "cgroup.kill"))
+}
+
+// kill ends every process in the groups at once, where the kernel can.
 func (g group) kill() {
 	if d := g.dir(""); d != "" {
 		os.WriteFile(filepath.Join(d, "cgroup.kill"), []byte("1"), 0)

@@ -70,6 +70,7 @@ type Provider struct {
 	locks   keyed
 	kids    children
 	usage   usage
+	halted  sync.Map // names of machines that settle has to clean up after
 	stop    context.CancelFunc
 	watched sync.WaitGroup
 }
@@ -190,6 +191,7 @@ func (p *Provider) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 			p.kids.reap()
+			p.settle(ctx)
 			p.checkDisks(ctx)
 		}
 	}

@@ -31,6 +31,9 @@ type bootFiles struct {
 const (
 	socketName  = "guest.sock" // in ctl/, which nobody but the server can enter
 	maxGuestLog = 1 << 20      // bytes of guest.log after which a start begins it anew
+
+	lockPause    = 2 * time.Millisecond // between looks at a machine's lock
+	lockPatience = 5 * time.Second
 )
 
 // Start starts a machine. Only one start at a time gets the machine's lock; the others wait for its guest.
@@ -50,12 +53,12 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 		return failed(op, "another start or stop of the machine goes on", err)
 	}
 	defer unlock()
-	lock, ok, err := m.take()
+	lock, err := p.takeOrFind(ctx, m)
 	if err != nil {
-		return failed(op, "the machine's lock cannot be taken", err)
+		return failed(op, "the machine runs but its guest does not answer", err)
 	}
-	if !ok {
-		return p.awaitGuest(ctx, m)
+	if lock == nil {
+		return nil
 	}
 	err = p.start(ctx, m, lock)
 	lock.Close() // the machine holds it now, or nobody
@@ -71,18 +74,22 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 	return nil
 }
 
-// awaitGuest waits until a machine that runs, or that another process is starting, accepts connections.
-func (p *Provider) awaitGuest(ctx context.Context, m *machine) error {
+// takeOrFind takes the machine's lock, or returns nil when the machine runs and its guest accepts connections.
+// In between, another process may be starting it, with success or not.
+func (p *Provider) takeOrFind(ctx context.Context, m *machine) (*os.File, error) {
 	for {
+		lock, ok, err := m.take()
+		if err != nil || ok {
+			return lock, err
+		}
 		conn, err := p.dial(ctx, m)
 		if err == nil {
-			conn.Close()
-			return nil
+			return nil, conn.Close()
 		}
 		select {
 		case <-ctx.Done():
-			return fail(sandbox.Unavailable, "start", "the machine runs but its guest does not answer", err)
-		case <-time.After(20 * time.Millisecond):
+			return nil, errors.Join(ctx.Err(), err)
+		case <-time.After(lockPause):
 		}
 	}
 }
@@ -272,6 +279,60 @@ func (p *Provider) lastLife(ctx context.Context, m *machine) (life, bool, error)
 	return l, true, nil
 }
 
+// halt kills everything of a machine's run and returns when nothing of it can run any more. The kernel may still
+// be writing its disk out, which takes as long as all that is dirty on the host's: whoever starts or destroys
+// the machine next waits for that, and watch cleans up.
+func (p *Provider) halt(ctx context.Context, m *machine) error {
+	l, any, err := p.lastLife(ctx, m)
+	if err != nil || !any {
+		return err
+	}
+	g := p.groups.group(l.Group)
+	fd, err := l.process()
+	if err != nil {
+		return err
+	}
+	if fd < 0 || !g.killsAtOnce() {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		return p.end(ctx, m, false)
+	}
+	defer unix.Close(fd)
+	if err := kill(fd, g); err != nil {
+		return err
+	}
+	if err := m.awaitFree(ctx, true); err != nil {
+		return err
+	}
+	p.halted.Store(m.Name, nil)
+	return nil
+}
+
+// settle finishes what halt left to the kernel.
+func (p *Provider) settle(ctx context.Context) {
+	p.halted.Range(func(name, _ any) bool {
+		ctx, cancel := context.WithTimeout(ctx, watchPeriod)
+		defer cancel()
+		unlock, err := p.locks.lock(ctx, name.(string))
+		if err != nil {
+			return true // somebody is at it
+		}
+		defer unlock()
+		m, err := p.load("stop", name.(string))
+		if err == nil {
+			var running bool
+			if running, err = m.running(); err == nil && !running {
+				err = p.end(ctx, m, false)
+			}
+		}
+		if err == nil || sandbox.ClassOf(err) == sandbox.NotFound {
+			p.halted.Delete(name)
+		}
+		return true
+	})
+}
+
 // end kills everything of a machine's run and returns when the kernel is done with it, mounts and all. locked
 // says that the caller holds the machine's lock.
 func (p *Provider) end(ctx context.Context, m *machine, locked bool) error {
@@ -346,21 +407,24 @@ func awaitEnd(ctx context.Context, pidfd int) error {
 	}
 }
 
-// awaitFree waits until nobody holds the machine's lock: bwrap ends a moment after what it started. Without
-// a process that was ended there is nothing to wait for.
+// awaitFree waits until nobody holds the machine's lock. bwrap ends a moment after what it started, and any
+// child of this process holds what was open here until it executes its program. Without a process that was
+// ended it does not wait for long: then something runs that we know nothing of.
 func (m *machine) awaitFree(ctx context.Context, ended bool) error {
+	if !ended {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, lockPatience)
+		defer cancel()
+	}
 	for {
 		running, err := m.running()
 		if err != nil || !running {
 			return err
 		}
-		if !ended {
-			return errors.New("the machine runs, but its first process is not known")
-		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the machine's lock is held although its first process has ended: %w", ctx.Err())
-		case <-time.After(time.Millisecond):
+			return fmt.Errorf("the machine's lock is held by a process that is not known: %w", ctx.Err())
+		case <-time.After(lockPause):
 		}
 	}
 }
@@ -379,7 +443,7 @@ func (p *Provider) Stop(ctx context.Context, id string) error {
 	defer unlock()
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	if err := p.end(ctx, m, false); err != nil {
+	if err := p.halt(ctx, m); err != nil {
 		return failed(op, "the machine did not stop", err)
 	}
 	return nil
