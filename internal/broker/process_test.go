@@ -169,7 +169,7 @@ func newBox(t testing.TB) *box {
 }
 
 func (b *box) caller(c net.Conn) {
-	session, err := yamux.Server(c, wire.Config())
+	session, err := wire.Serve(c)
 	if err != nil {
 		c.Close()
 		return

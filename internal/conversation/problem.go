@@ -34,8 +34,6 @@ const (
 type failure struct {
 	problem  Problem
 	exitCode *int
-	// crashed: the runtime ended before it read the prompt, so that the turn may be started once more.
-	crashed bool
 	// ends: the conversation cannot go on either, when its machine is its own.
 	ends  bool
 	cause error
