@@ -20,10 +20,9 @@ import (
 // hierarchy is how this host's cgroups are mounted: version 2 alone, version 1, or both (version 2 then
 // without the controllers, good for freezing and killing only).
 type hierarchy struct {
-	v2     string            // where a version 2 tree is mounted, or ""
-	pure   bool              // version 2 has the controllers
-	v1     map[string]string // controller → where it is mounted
-	broken []string          // what cannot be written, for Capabilities.Notes
+	v2   string            // where a version 2 tree is mounted, or ""
+	pure bool              // version 2 has the controllers
+	v1   map[string]string // controller → where it is mounted
 }
 
 const (
