@@ -24,7 +24,7 @@ import (
 // Sizes and times of a live adapter.
 const (
 	spoolBytes     = 2 * acp.MaxLine        // what the guest keeps until it is stored; the longest line fits twice
-	inputQueue     = 64                     // chunks that were read and wait for the pump
+	inputQueue     = 32                     // chunks that were read and wait for the pump
 	outputQueue    = 64                     // lines that wait for the agent to read them
 	eventQueue     = 64                     // what terminals and records have to tell the pump
 	stderrTail     = 8 << 10                // bytes of standard error that are kept for the case of a crash
@@ -44,7 +44,6 @@ type process struct {
 	id        uuid.UUID // of the conversation
 	workspace uuid.UUID
 	cwd       string
-	mounts    []string // of the environment's repositories: with the home, what the agent's files may lie under
 	runtime   runtime.Runtime
 	launch    runtime.Launch
 	gate      *transcript.Gate
@@ -110,31 +109,26 @@ func (s *Service) hold(p *process, a adapter, g *guest.Client, t *turn, open []q
 	p.owned.Go(p.run)
 }
 
-// held is the conversation's adapter, if this server holds one whose pump still runs.
+// held is the conversation's adapter, if this server holds one.
 func (s *Service) held(id uuid.UUID) *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.processes[id]
-	if p == nil {
-		return nil
-	}
-	select {
-	case <-p.gone:
-		return nil
-	default:
-		return p
-	}
+	return s.processes[id]
 }
 
 // detach lets go of the adapter, which goes on in its machine.
 func (p *process) detach() {
 	p.cancel(errDetached)
 	p.owned.Wait()
-	p.s.mu.Lock()
-	if p.s.processes[p.id] == p {
-		delete(p.s.processes, p.id)
+}
+
+// letGo forgets a process whose pump has ended.
+func (s *Service) letGo(p *process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.processes[p.id] == p {
+		delete(s.processes, p.id)
 	}
-	p.s.mu.Unlock()
 }
 
 // detachAll lets go of every adapter, when the server stops.

@@ -42,19 +42,18 @@ type pump struct {
 	texts map[string]*textStream
 	held  *textStream // whose later chunks wait for more
 
-	turn     *turn // that runs now; nil between turns
-	turnID   *uuid.UUID
-	first    bool // the turn's first token is to be noted
-	written  int64
-	over     bool // the turn's budget is used up, and that was said
-	notices  int
-	stderr   []byte
-	tools    tools
-	records  records
-	terms    terminals
-	exit     *guest.Exit
-	broken   error // the connection to the guest broke off in a write, or for good
-	finished bool
+	turn    *turn // that runs now; nil between turns
+	turnID  *uuid.UUID
+	first   bool // the turn's first token is to be noted
+	written int64
+	over    bool // the turn's budget is used up, and that was said
+	notices int
+	stderr  []byte
+	tools   tools
+	records records
+	terms   terminals
+	exit    *guest.Exit
+	broken  error // the connection to the guest broke off in a write, or for good
 }
 
 // textStream is one message, thought, or output of a tool.
@@ -83,6 +82,7 @@ func (u *pump) init(a adapter) {
 
 // run handles all that the adapter says until it ends or is let go.
 func (p *process) run() {
+	defer p.s.letGo(p)
 	defer close(p.gone)
 	defer p.peer.Close(nil)
 	timer := time.NewTimer(time.Hour)
