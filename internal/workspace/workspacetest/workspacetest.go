@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -41,6 +42,7 @@ import (
 const (
 	egressVariable = "MANAGOAT_TEST_EGRESS" // the provider's directory
 	serverVariable = "MANAGOAT_TEST_SERVER" // a Host as JSON
+	testsVariable  = "MANAGOAT_TEST_PID"    // of the process that runs the tests
 )
 
 // Main is what TestMain of a package that uses this one calls: it runs the tests, or is an egress process or a server
@@ -52,6 +54,7 @@ func Main(m *testing.M) int {
 	if config := os.Getenv(serverVariable); config != "" {
 		return serveHost(config)
 	}
+	os.Setenv(testsVariable, fmt.Sprint(os.Getpid())) // for what it starts
 	defer shared.close()
 	return m.Run()
 }
@@ -85,12 +88,59 @@ func serveEgress(machines, dir string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	// Tests that were killed, or ran out of time, clean up nothing: the egress process does when it sees them gone.
+	var watched sync.WaitGroup
+	watched.Go(func() {
+		if orphaned(ctx) {
+			stop()
+			sweep(machines, dir)
+		}
+	})
+	defer watched.Wait()
+	defer stop()
 	err = broker.Serve(ctx, broker.Options{Dir: dir, Dial: func(ctx context.Context, _, ref string) (net.Conn, error) { return p.Guest(ctx, ref) }})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
+}
+
+// orphaned waits until ctx ends, or tells that the tests' process did.
+func orphaned(ctx context.Context) bool {
+	tests, err := strconv.Atoi(os.Getenv(testsVariable))
+	if err != nil {
+		return false
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if errors.Is(syscall.Kill(tests, 0), syscall.ESRCH) {
+				return true
+			}
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// sweep destroys the machines of a provider's directory, and removes it and the egress process's own.
+func sweep(machines, egress string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if p, err := local.New(local.Options{Dir: machines, GuestBinary: []byte("none is started")}); err == nil {
+		infos, err := p.List(ctx, nil)
+		for _, info := range infos {
+			err = errors.Join(err, p.Destroy(ctx, info.ID))
+		}
+		if err := errors.Join(err, p.Close()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
+	os.RemoveAll(machines)
+	os.RemoveAll(filepath.Dir(egress))
 }
 
 // Host is what a server of a host is made from; a second process can be one from its JSON.
