@@ -191,20 +191,26 @@ func (m *machine) openLog() (*os.File, error) {
 	return os.OpenFile(m.path("guest.log"), flags, 0o600)
 }
 
-// awaitReady waits for the guest's word.
+// awaitReady waits for the guest's word, or for the end of everybody who could have said it.
 func (m *machine) awaitReady(ctx context.Context, ready *os.File) error {
 	stop := context.AfterFunc(ctx, func() { ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	word, err := io.ReadAll(io.LimitReader(ready, 4096))
-	switch {
-	case string(word) == boot.Ready:
-		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("the guest was not ready in time: %w", ctx.Err())
-	case len(word) > 0:
-		return errors.New(string(word))
+	word := make([]byte, 0, 4096)
+	for len(word) < cap(word) {
+		n, err := ready.Read(word[len(word):cap(word)])
+		word = word[:len(word)+n]
+		switch {
+		case string(word) == boot.Ready:
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return fmt.Errorf("the guest was not ready in time: %w", ctx.Err())
+		case err != nil && len(word) == 0:
+			return m.lastWords(nil)
+		case err != nil:
+			return errors.New(string(word))
+		}
 	}
-	return m.lastWords(nil)
+	return errors.New(string(word))
 }
 
 // lastWords explains the end of a machine that said nothing on its ready pipe.

@@ -7,4 +7,4 @@ const (
 	x32Bit    = 0 // no second ABI with the same number
 )
 
-var archDenied []uint32
+var archAllowed []uint32
