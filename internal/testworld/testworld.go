@@ -35,7 +35,7 @@ const (
 const (
 	loopback      = "127.0.0.1"
 	maxBody       = 32 << 20         // bytes of one request that are read and kept
-	headerTimeout = 10 * time.Second // for a client that connects and says nothing
+	headerTimeout = 60 * time.Second // for a client that connects and says nothing
 )
 
 // Files are a tree of text files by slash-separated path. A file that starts with "#!" is executable.
