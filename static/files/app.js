@@ -97,7 +97,7 @@
 
   // --- Keys.
   const typing = (target) => target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
-  let went = 0; // when "g" was pressed
+  let went = -Infinity; // when "g" was pressed
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.form) {
       event.preventDefault();
@@ -116,7 +116,7 @@
     else if (event.key === "/") hit = $("[data-search]") ?? $('[data-go="c"]');
     else if (event.key === "?") hit = $("[data-dialog='#keys']");
     else if (/^[a-z]$/.test(event.key)) hit = $(`[data-key="${event.key}"]`);
-    went = event.key === "g" ? event.timeStamp : 0;
+    went = event.key === "g" ? event.timeStamp : -Infinity;
     if (!hit) return;
     event.preventDefault();
     if (typing(hit)) { hit.focus(); hit.select?.(); } else hit.click();
