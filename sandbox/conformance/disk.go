@@ -2,10 +2,12 @@ package conformance
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"io/fs"
 	"strings"
+	"sync"
 
 	"managoat/sandbox"
 	"managoat/sandbox/guest"
@@ -57,6 +59,24 @@ var disk = []Check{
 		}
 		_, _, err := m.ReadFile(t.Context(), nil, "/home/sprite/a/b/f", 100)
 		refused(t, "read without roots", err, guest.ErrOutside)
+	}},
+	{"commands start while files are read", func(t T, p sandbox.Provider) {
+		m := start(t, p)
+		m.must("echo inside > ~/f")
+		ctx, cancel := context.WithCancel(t.Context())
+		var readers sync.WaitGroup
+		defer readers.Wait()
+		defer cancel()
+		for range 4 {
+			readers.Go(func() {
+				for ctx.Err() == nil {
+					_, _, _ = m.ReadFile(ctx, home, "/home/sprite/f", 100)
+				}
+			})
+		}
+		for range 60 {
+			m.must("true")
+		}
 	}},
 	{"a link that is swapped during reads never shows what lies outside", func(t T, p sandbox.Provider) {
 		m := start(t, p)

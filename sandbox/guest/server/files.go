@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,21 +41,30 @@ var rootRoots = []string{"/etc"}
 // what it may read and write. Where the guest is that user already, nothing changes.
 func asSprite(f func() error) error { return as(shim.SpriteUID, f) }
 
+// identity is held for reading while a thread takes another file system identity: the kernel then makes the whole
+// process undumpable, which whoever holds it for writing cannot have.
+var identity sync.RWMutex
+
+func become(uid int) {
+	identity.RLock()
+	defer identity.RUnlock()
+	unix.SetfsgidRetGid(uid)
+	unix.SetfsuidRetUid(uid)
+}
+
 func as(uid int, f func() error) error {
 	own := unix.Geteuid()
 	if own == uid {
 		return f()
 	}
 	runtime.LockOSThread()
-	unix.SetfsgidRetGid(uid)
-	unix.SetfsuidRetUid(uid)
+	become(uid)
 	// Neither call reports a failure; asking for an impossible id tells what is.
 	if now, _ := unix.SetfsuidRetUid(-1); now != uid {
 		return fmt.Errorf("the guest cannot act as uid %d", uid)
 	}
 	defer func() {
-		unix.SetfsuidRetUid(own)
-		unix.SetfsgidRetGid(own)
+		become(own)
 		if now, _ := unix.SetfsuidRetUid(-1); now == own {
 			runtime.UnlockOSThread() // else no other goroutine may run here
 		}

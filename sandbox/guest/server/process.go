@@ -115,11 +115,13 @@ func (p *processes) start(l launch, nested bool) (c child, failure string, err e
 	if nested {
 		// The map of a child that is not dumpable cannot be written. No process of the machine has a uid
 		// from which it could make use of this moment.
+		identity.Lock()
 		unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0)
 	}
 	pid, err := syscall.ForkExec("/proc/self/exe", argv, attr)
 	if nested {
 		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+		identity.Unlock()
 	}
 	if err == nil {
 		p.waiting[pid] = done
