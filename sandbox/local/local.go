@@ -137,10 +137,11 @@ func New(opts Options) (*Provider, error) {
 	return p, nil
 }
 
-// Close ends the provider's own work and waits for it. Machines go on.
+// Close ends the provider's own work and waits for it. Machines go on; of those that stopped nothing is left.
 func (p *Provider) Close() error {
 	p.stop()
 	p.watched.Wait()
+	p.settle(context.Background(), stopTimeout)
 	p.engine.close()
 	return nil
 }
@@ -191,7 +192,7 @@ func (p *Provider) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 			p.kids.reap()
-			p.settle(ctx)
+			p.settle(ctx, watchPeriod)
 			p.checkDisks(ctx)
 		}
 	}

@@ -597,3 +597,22 @@ func TestUidRangesDoNotMeetThoseOfPeople(t *testing.T) {
 		t.Errorf("the last uid is %d", last)
 	}
 }
+
+func TestAProviderThatClosesLeavesNothingOfMachinesThatStopped(t *testing.T) {
+	t.Parallel()
+	p := open(t)
+	makeMachine(t, p, spec("stopclose"))
+	m, err := p.load("test", "stopclose")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Stop(t.Context(), "stopclose"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if left := leftoverGroups("stopclose."); left != nil || exists(m.path("run.json")) {
+		t.Errorf("left: %v", left)
+	}
+}

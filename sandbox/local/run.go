@@ -315,10 +315,10 @@ func (p *Provider) halt(ctx context.Context, m *machine) error {
 	return nil
 }
 
-// settle finishes what halt left to the kernel.
-func (p *Provider) settle(ctx context.Context) {
+// settle finishes what halt left to the kernel, with patience for each machine.
+func (p *Provider) settle(ctx context.Context, patience time.Duration) {
 	p.halted.Range(func(name, _ any) bool {
-		ctx, cancel := context.WithTimeout(ctx, watchPeriod)
+		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		unlock, err := p.locks.lock(ctx, name.(string))
 		if err != nil {

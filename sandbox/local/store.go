@@ -361,6 +361,9 @@ func (p *Provider) sweep() error {
 		}
 		for _, m := range machines {
 			used[m.Base.Fingerprint] = true
+			if running, err := m.running(); err == nil && !running && exists(m.path("run.json")) {
+				p.halted.Store(m.Name, nil) // an earlier process did not come to it
+			}
 		}
 		return p.base.sweep(used)
 	})
