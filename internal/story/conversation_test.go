@@ -32,9 +32,8 @@ func TestAStreamThatBreaksAgainAndAgainLosesAndDoublesNothing(t *testing.T) {
 	id := a.launch(a.claude(nil), body{"workspace_id": w.ID, "cwd": shop, "prompt": "Please mend it while the line breaks."}).ID
 
 	// Connections break after more and more bytes: in headers, in frames, between them.
-	broken := newProxy(t, s)
 	size := int64(300)
-	broken.limit = func() int64 { size += 431; return size % 9000 }
+	broken := newProxy(t, s, func() int64 { size += 431; return size % 9000 })
 	follower := &client.Client{Base: broken.url, Key: a.Key, HTTP: oneEach()}
 	var mu sync.Mutex
 	var got []Event

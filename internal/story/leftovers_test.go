@@ -14,6 +14,9 @@ import (
 func (s *Server) leftovers() error {
 	var found []string
 	processes(func(pid string, read func(string) []byte) {
+		if len(read("cmdline")) == 0 {
+			return // it is on its way out: its memory is gone
+		}
 		for _, file := range []string{"cmdline", "environ", "mountinfo"} {
 			if bytes.Contains(read(file), []byte(s.dir)) {
 				found = append(found, fmt.Sprintf("process %s (%s) has the data directory in its %s", pid, bytes.TrimSpace(read("comm")), file))

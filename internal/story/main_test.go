@@ -39,10 +39,11 @@ type ground struct {
 	runtimes string
 	err      error
 
-	serve  sync.Once
-	world  *testworld.World
-	faults faults
-	server *Server
+	serve    sync.Once
+	serveErr error
+	world    *testworld.World
+	faults   faults
+	server   *Server
 }
 
 // open finds or builds the binary, and installs the adapter.
@@ -114,15 +115,15 @@ func shared(tb testing.TB) (*Server, *testworld.World) {
 	common.open(tb)
 	common.serve.Do(func() {
 		dir := filepath.Join(common.dir, "world")
-		if common.err = os.Mkdir(dir, 0o755); common.err != nil {
+		if common.serveErr = os.Mkdir(dir, 0o755); common.serveErr != nil {
 			return
 		}
 		common.world = testworld.Open(&common.faults, dir)
 		common.server = newServer(filepath.Join(common.dir, "shared"), common.world.Environ()...)
-		common.err = common.server.start()
+		common.serveErr = common.server.start()
 	})
-	if common.err != nil {
-		tb.Fatal(common.err)
+	if common.serveErr != nil {
+		tb.Fatal(common.serveErr)
 	}
 	at := common.server.log.Len()
 	tb.Cleanup(func() {

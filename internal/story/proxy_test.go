@@ -16,21 +16,21 @@ type proxy struct {
 	target   string
 	listener net.Listener
 	running  sync.WaitGroup
+	limit    func() int64 // bytes from the server after which the next connection breaks; nil: never
 
-	mu    sync.Mutex
-	open  map[net.Conn]bool
-	limit func() int64 // bytes from the server after which the next connection breaks; nil: never
-	cuts  int
+	mu   sync.Mutex
+	open map[net.Conn]bool
+	cuts int
 }
 
 // newProxy opens a proxy to a server that goes with the test.
-func newProxy(tb testing.TB, s *Server) *proxy {
+func newProxy(tb testing.TB, s *Server, limit func() int64) *proxy {
 	tb.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &proxy{url: "http://" + listener.Addr().String(), target: strings.TrimPrefix(s.url, "http://"), listener: listener, open: map[net.Conn]bool{}}
+	p := &proxy{url: "http://" + listener.Addr().String(), target: strings.TrimPrefix(s.url, "http://"), listener: listener, limit: limit, open: map[net.Conn]bool{}}
 	p.running.Go(p.serve)
 	tb.Cleanup(func() {
 		listener.Close()
@@ -51,12 +51,12 @@ func (p *proxy) serve() {
 			client.Close()
 			continue
 		}
-		p.mu.Lock()
-		p.open[client] = true
 		limit := int64(-1)
 		if p.limit != nil {
 			limit = p.limit()
 		}
+		p.mu.Lock()
+		p.open[client] = true
 		p.mu.Unlock()
 		p.running.Go(func() {
 			io.Copy(server, client)
