@@ -49,14 +49,14 @@ type skip struct {
 	Text map[string]int `json:"text,omitempty"` // bytes by stream
 }
 
-func (k skip) empty() bool { return k.Rows == 0 && len(k.Text) == 0 }
-
 // clone keeps the state of a moment, for a write of that moment.
 func (k skip) clone() skip {
 	out := skip{Rows: k.Rows}
-	if len(k.Text) > 0 {
-		out.Text = make(map[string]int, len(k.Text))
-		for key, n := range k.Text {
+	for key, n := range k.Text {
+		if n > 0 {
+			if out.Text == nil {
+				out.Text = map[string]int{}
+			}
 			out.Text[key] = n
 		}
 	}

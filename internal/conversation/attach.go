@@ -332,16 +332,9 @@ func (t *turn) handshake(ctx context.Context, p *process, start time.Time) error
 	}
 	ok := p.do(ctx, func() {
 		p.session, p.caps = session, caps.PromptCapabilities
-		a := p.next()
-		a.Session, a.Images = true, caps.PromptCapabilities.Image
-		if err = t.op.write(ctx, func(tx db.Tx) error {
-			if err := tx.SetSession(ctx, session, t.c.ID); err != nil {
-				return err
-			}
-			return p.save(ctx, tx, a)
-		}); err == nil {
-			p.committed = a
-		}
+		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.Session, a.Images = true, caps.PromptCapabilities.Image }, func(tx db.Tx) error {
+			return tx.SetSession(ctx, session, t.c.ID)
+		})
 	})
 	if err == nil && !ok {
 		err = p.ended()

@@ -380,21 +380,21 @@ func (p *process) next() adapter {
 	a.Rev++
 	a.Stderr = p.errPos
 	a.Records = p.settledRecords()
+	a.Skip = p.ahead.clone()
 	if p.clean() {
-		a.Stdout, a.Skip = p.pos, skip{}
-	} else {
-		a.Skip = p.ahead.clone()
+		// Of the lines that are still to be read again, what is stored stays stored.
+		a.Stdout, a.Skip = p.pos, p.skip.clone()
 	}
 	return a
 }
 
 // stored notes that a transaction with next's answer is committed.
 func (p *process) stored(a adapter) {
+	if a.Stdout != p.committed.Stdout {
+		p.ahead = a.Skip.clone()
+	}
 	p.committed = a
 	p.rows = nil
-	if a.Skip.empty() {
-		p.ahead = skip{}
-	}
 	if a.Stdout-p.acked.Stdout >= ackEvery || a.Stderr-p.acked.Stderr >= ackEvery {
 		ctx, cancel := context.WithTimeout(p.ctx, ackTimeout)
 		defer cancel()
@@ -468,6 +468,25 @@ func (p *process) instead(err error) []transcript.Row {
 	p.s.log.Error("rows cannot be stored", "conversation", p.id, "rows", len(p.rows), "error", err)
 	return []transcript.Row{{Type: transcript.Notice, TurnID: p.turnID, Body: transcript.NoticeBody{Code: "rows_lost",
 		Text: fmt.Sprintf("%d rows could not be stored here. The server's log has the cause.", len(p.rows))}}}
+}
+
+// checkpoint writes the adapter's row with a change, in one transaction with what belongs to it. The pump calls it.
+func (p *process) checkpoint(ctx context.Context, op *operation, change func(*adapter), also func(db.Tx) error) error {
+	if err := p.commit(); err != nil {
+		return err
+	}
+	a := p.next()
+	change(&a)
+	err := op.write(ctx, func(tx db.Tx) error {
+		if err := also(tx); err != nil {
+			return err
+		}
+		return p.save(ctx, tx, a)
+	})
+	if err == nil {
+		p.stored(a)
+	}
+	return err
 }
 
 // save writes the adapter's row, if this server still acts for the conversation.

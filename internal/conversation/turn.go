@@ -226,23 +226,14 @@ func (t *turn) send(ctx context.Context, p *process) error {
 	}
 	id := p.peer.NextID()
 	ok := p.do(ctx, func() {
-		if err = p.commit(); err != nil {
-			return
-		}
-		a := p.next()
-		a.TurnID, a.Prompt = &t.row.ID, id
-		err = t.op.write(ctx, func(tx db.Tx) error {
+		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.TurnID, a.Prompt = &t.row.ID, id }, func(tx db.Tx) error {
 			n, err := tx.PromptSent(ctx, t.row.ID)
 			if err == nil && n == 0 {
 				err = errFenced
 			}
-			if err != nil {
-				return err
-			}
-			return p.save(ctx, tx, a)
+			return err
 		})
 		if err == nil {
-			p.stored(a)
 			p.begin(t)
 		}
 	})
