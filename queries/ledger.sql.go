@@ -277,7 +277,7 @@ func (q *Queries) InsertUsageEntry(ctx context.Context, arg InsertUsageEntryPara
 }
 
 const lateTurn = `-- name: LateTurn :one
-select tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns
+select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns
 where tenant_id = app_tenant() and conversation_id = $1 and prompt_sent_at is not null
 order by (started_at <= $2::timestamptz) desc, turn_number desc limit 1
 `
@@ -292,6 +292,7 @@ func (q *Queries) LateTurn(ctx context.Context, conversationID uuid.UUID, at tim
 		&i.ConversationID,
 		&i.TurnNumber,
 		&i.Prompt,
+		&i.AskedBy,
 		&i.Images,
 		&i.Status,
 		&i.StopReason,

@@ -401,6 +401,7 @@ type Turn struct {
 	ConversationID  uuid.UUID
 	TurnNumber      int32
 	Prompt          string
+	AskedBy         string
 	Images          json.RawMessage
 	Status          string
 	StopReason      string

@@ -1,6 +1,6 @@
 -- name: InsertTurn :one
-insert into turns (tenant_id, id, conversation_id, turn_number, prompt, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since)
-values (app_tenant(), @id, @conversation_id, @turn_number, @prompt, @images, @client_request_id, 'user', @model, @source, sqlc.narg('credential_id'), @waiting_for, now())
+insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since)
+values (app_tenant(), @id, @conversation_id, @turn_number, @prompt, @asked_by, @images, @client_request_id, 'user', @model, @source, sqlc.narg('credential_id'), @waiting_for, now())
 returning *;
 
 -- name: Turn :one

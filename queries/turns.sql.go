@@ -15,7 +15,7 @@ import (
 
 const askInterrupt = `-- name: AskInterrupt :one
 update turns set interrupt_asked = coalesce(interrupt_asked, now()) where tenant_id = app_tenant() and id = $1 and status = 'running'
-returning tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
+returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
 func (q *Queries) AskInterrupt(ctx context.Context, id uuid.UUID) (Turn, error) {
@@ -27,6 +27,7 @@ func (q *Queries) AskInterrupt(ctx context.Context, id uuid.UUID) (Turn, error) 
 		&i.ConversationID,
 		&i.TurnNumber,
 		&i.Prompt,
+		&i.AskedBy,
 		&i.Images,
 		&i.Status,
 		&i.StopReason,
@@ -168,7 +169,7 @@ update turns set status = $1, stop_reason = $2, reason = $3, error = $4, exit_co
     model = case when $6::text = '' then model else $6 end, usage = $7, waiting_for = '', waiting_since = null, ended_at = now(),
     tool_call_count = (select count(*) from tool_calls tc where tc.tenant_id = turns.tenant_id and tc.conversation_id = turns.conversation_id and tc.turn_id = turns.id)
 where turns.tenant_id = app_tenant() and turns.id = $8 and turns.status in ('pending', 'running')
-returning tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
+returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
 type EndTurnParams struct {
@@ -200,6 +201,7 @@ func (q *Queries) EndTurn(ctx context.Context, arg EndTurnParams) (Turn, error) 
 		&i.ConversationID,
 		&i.TurnNumber,
 		&i.Prompt,
+		&i.AskedBy,
 		&i.Images,
 		&i.Status,
 		&i.StopReason,
@@ -311,9 +313,9 @@ func (q *Queries) InsertPermissionRequest(ctx context.Context, arg InsertPermiss
 }
 
 const insertTurn = `-- name: InsertTurn :one
-insert into turns (tenant_id, id, conversation_id, turn_number, prompt, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since)
-values (app_tenant(), $1, $2, $3, $4, $5, $6, 'user', $7, $8, $9, $10, now())
-returning tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
+insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since)
+values (app_tenant(), $1, $2, $3, $4, $5, $6, $7, 'user', $8, $9, $10, $11, now())
+returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
 type InsertTurnParams struct {
@@ -321,6 +323,7 @@ type InsertTurnParams struct {
 	ConversationID  uuid.UUID
 	TurnNumber      int32
 	Prompt          string
+	AskedBy         string
 	Images          json.RawMessage
 	ClientRequestID string
 	Model           string
@@ -335,6 +338,7 @@ func (q *Queries) InsertTurn(ctx context.Context, arg InsertTurnParams) (Turn, e
 		arg.ConversationID,
 		arg.TurnNumber,
 		arg.Prompt,
+		arg.AskedBy,
 		arg.Images,
 		arg.ClientRequestID,
 		arg.Model,
@@ -349,6 +353,7 @@ func (q *Queries) InsertTurn(ctx context.Context, arg InsertTurnParams) (Turn, e
 		&i.ConversationID,
 		&i.TurnNumber,
 		&i.Prompt,
+		&i.AskedBy,
 		&i.Images,
 		&i.Status,
 		&i.StopReason,
@@ -510,7 +515,7 @@ func (q *Queries) OpenToolCalls(ctx context.Context, conversationID uuid.UUID, t
 }
 
 const openTurns = `-- name: OpenTurns :many
-select tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and conversation_id = $1 and status in ('pending', 'running') order by turn_number
+select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and conversation_id = $1 and status in ('pending', 'running') order by turn_number
 `
 
 func (q *Queries) OpenTurns(ctx context.Context, conversationID uuid.UUID) ([]Turn, error) {
@@ -528,6 +533,7 @@ func (q *Queries) OpenTurns(ctx context.Context, conversationID uuid.UUID) ([]Tu
 			&i.ConversationID,
 			&i.TurnNumber,
 			&i.Prompt,
+			&i.AskedBy,
 			&i.Images,
 			&i.Status,
 			&i.StopReason,
@@ -563,7 +569,7 @@ func (q *Queries) OpenTurns(ctx context.Context, conversationID uuid.UUID) ([]Tu
 }
 
 const openTurnsOfConversations = `-- name: OpenTurnsOfConversations :many
-select tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and conversation_id = any($1::uuid[]) and status in ('pending', 'running')
+select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and conversation_id = any($1::uuid[]) and status in ('pending', 'running')
 order by conversation_id, turn_number
 `
 
@@ -582,6 +588,7 @@ func (q *Queries) OpenTurnsOfConversations(ctx context.Context, conversationIds 
 			&i.ConversationID,
 			&i.TurnNumber,
 			&i.Prompt,
+			&i.AskedBy,
 			&i.Images,
 			&i.Status,
 			&i.StopReason,
@@ -759,7 +766,7 @@ func (q *Queries) SetTurnUsage(ctx context.Context, usage json.RawMessage, iD uu
 const startTurn = `-- name: StartTurn :one
 update turns set status = 'running', started_at = coalesce(started_at, now()), waiting_for = $1, waiting_since = now()
 where tenant_id = app_tenant() and id = $2 and status = 'pending'
-returning tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
+returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
 func (q *Queries) StartTurn(ctx context.Context, waitingFor string, iD uuid.UUID) (Turn, error) {
@@ -771,6 +778,7 @@ func (q *Queries) StartTurn(ctx context.Context, waitingFor string, iD uuid.UUID
 		&i.ConversationID,
 		&i.TurnNumber,
 		&i.Prompt,
+		&i.AskedBy,
 		&i.Images,
 		&i.Status,
 		&i.StopReason,
@@ -799,7 +807,7 @@ func (q *Queries) StartTurn(ctx context.Context, waitingFor string, iD uuid.UUID
 }
 
 const turn = `-- name: Turn :one
-select tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and id = $1
+select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and id = $1
 `
 
 func (q *Queries) Turn(ctx context.Context, id uuid.UUID) (Turn, error) {
@@ -811,6 +819,7 @@ func (q *Queries) Turn(ctx context.Context, id uuid.UUID) (Turn, error) {
 		&i.ConversationID,
 		&i.TurnNumber,
 		&i.Prompt,
+		&i.AskedBy,
 		&i.Images,
 		&i.Status,
 		&i.StopReason,
@@ -850,7 +859,7 @@ func (q *Queries) TurnAttempt(ctx context.Context, id uuid.UUID) (int32, error) 
 }
 
 const turnByNumber = `-- name: TurnByNumber :one
-select tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and conversation_id = $1 and turn_number = $2
+select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns where tenant_id = app_tenant() and conversation_id = $1 and turn_number = $2
 `
 
 func (q *Queries) TurnByNumber(ctx context.Context, conversationID uuid.UUID, turnNumber int32) (Turn, error) {
@@ -862,6 +871,7 @@ func (q *Queries) TurnByNumber(ctx context.Context, conversationID uuid.UUID, tu
 		&i.ConversationID,
 		&i.TurnNumber,
 		&i.Prompt,
+		&i.AskedBy,
 		&i.Images,
 		&i.Status,
 		&i.StopReason,
@@ -900,7 +910,7 @@ func (q *Queries) TurnWaits(ctx context.Context, waitingFor string, iD uuid.UUID
 }
 
 const turns = `-- name: Turns :many
-select tenant_id, id, conversation_id, turn_number, prompt, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns
+select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns
 where tenant_id = app_tenant() and conversation_id = $1 and ($2::int is null or turn_number > $2)
 order by turn_number limit $3
 `
@@ -926,6 +936,7 @@ func (q *Queries) Turns(ctx context.Context, arg TurnsParams) ([]Turn, error) {
 			&i.ConversationID,
 			&i.TurnNumber,
 			&i.Prompt,
+			&i.AskedBy,
 			&i.Images,
 			&i.Status,
 			&i.StopReason,

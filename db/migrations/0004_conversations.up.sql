@@ -47,6 +47,7 @@ create table turns (
     conversation_id   uuid not null,
     turn_number       int not null check (turn_number >= 1),
     prompt            text not null,
+    asked_by          text not null,               -- who sent the prompt, as tenant.Actor.By names them
     images            jsonb not null default '[]',
     status            text not null default 'pending' check (status in ('pending', 'running', 'completed', 'failed', 'interrupted')),
     stop_reason       text not null default '',

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"managoat/internal/tenant"
 	"managoat/internal/transcript"
 	"managoat/views"
 	"managoat/views/markup"
@@ -48,10 +49,13 @@ func (v rowViews) body(s transcript.Stored) views.RowBody {
 	case transcript.Prompt:
 		return as(s, func(b transcript.PromptBody) views.RowBody {
 			by := b.By
-			if by == v.you && by != "" {
+			switch {
+			case by == v.you:
 				by = "You"
+			case strings.HasPrefix(by, string(tenant.Key)+":"):
+				by = "API key"
 			}
-			return views.PromptBody{Text: b.Text, By: orElse(by, "Prompt"), Images: b.Images}
+			return views.PromptBody{Text: b.Text, By: by, Images: b.Images}
 		})
 	case transcript.Message:
 		return as(s, func(b transcript.MessageBody) views.RowBody { return views.MessageBody{ID: b.MessageID, Text: b.Text} })

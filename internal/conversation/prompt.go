@@ -180,7 +180,7 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err != nil {
 		return queries.Turn{}, err
 	}
-	p := queries.InsertTurnParams{ID: uuid.Must(uuid.NewV7()), ConversationID: c.ID, TurnNumber: c.TurnCount + 1, Prompt: in.Prompt, Images: stored,
+	p := queries.InsertTurnParams{ID: uuid.Must(uuid.NewV7()), ConversationID: c.ID, TurnNumber: c.TurnCount + 1, Prompt: in.Prompt, AskedBy: actor.By(), Images: stored,
 		ClientRequestID: in.ClientRequestID, Model: c.Model, WaitingFor: ForQueue, CredentialID: c.InferenceCredentialID}
 	if c.InferenceCredentialID != nil {
 		p.Source = sourceOwn

@@ -136,7 +136,7 @@ func (t *turn) start(ctx context.Context) (bool, error) {
 			return err
 		}
 		pending, err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, transcript.Row{Type: transcript.Prompt, TurnID: &t.row.ID,
-			Body: transcript.PromptBody{TurnNumber: int(row.TurnNumber), Text: row.Prompt, Images: len(images)}})
+			Body: transcript.PromptBody{TurnNumber: int(row.TurnNumber), Text: row.Prompt, Images: len(images), By: row.AskedBy}})
 		if err != nil {
 			return err
 		}

@@ -51,8 +51,8 @@ func newAccount(t *testing.T) *account {
 func (a *account) turn(number int) uuid.UUID {
 	a.t.Helper()
 	id := uuid.Must(uuid.NewV7())
-	_, err := a.db.Owner(a.t).Exec(a.t.Context(), `insert into turns (tenant_id, id, conversation_id, turn_number, prompt, status, attempts, started_at, prompt_sent_at)
-		values ($1, $2, $3, $4, 'hi', 'running', 1, now(), now())`, a.actor.TenantID, id, a.conversation, number)
+	_, err := a.db.Owner(a.t).Exec(a.t.Context(), `insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, status, attempts, started_at, prompt_sent_at)
+		values ($1, $2, $3, $4, 'hi', 'owner@example.test', 'running', 1, now(), now())`, a.actor.TenantID, id, a.conversation, number)
 	if err != nil {
 		a.t.Fatal(err)
 	}

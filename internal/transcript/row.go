@@ -63,7 +63,7 @@ type PromptBody struct {
 	TurnNumber int    `json:"turn_number"`
 	Text       string `json:"text"`
 	Images     int    `json:"images,omitempty"`
-	By         string `json:"by,omitempty"`
+	By         string `json:"by,omitempty"` // who sent it: an e-mail address, or a kind and an id
 }
 
 // MessageBody is a piece of what the agent says; pieces of one message share its id.
