@@ -89,9 +89,20 @@ func (p *printer) text(of guest.Stream) *transcript.Text {
 // chunk takes a piece of a command's output.
 func (p *printer) chunk(c guest.Chunk) {
 	if c.Dropped > 0 {
-		p.put(c.Stream, p.text(c.Stream).Flush()+fmt.Sprintf("\n… %d bytes were printed too fast to be kept …\n", c.Dropped))
+		p.skip(c.Stream, c.Dropped)
 	}
 	p.put(c.Stream, p.text(c.Stream).Write(c.Data))
+}
+
+// skip notes that the machine could not keep bytes of a stream, which was printed too fast. What came before them goes
+// the same way, so that what is shown has no gap in it.
+func (p *printer) skip(of guest.Stream, n int64) {
+	p.put(of, p.text(of).Flush())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.showOpen(0)
+	p.cut, p.kept = p.cut+int64(len(p.kept))+n, p.kept[:0]
+	p.dropped, p.pending = p.dropped+int64(len(p.pending))+n, p.pending[:0]
 }
 
 // say prints a line of ours.
