@@ -63,43 +63,43 @@ func New(cfg Config) (*echo.Echo, huma.API) {
 		e.IPExtractor = echo.ExtractIPFromXFFHeader(trust...)
 	}
 	g := &edge{cfg}
+	table := map[string]Route{}
+	// huma writes its own answers, so our middleware runs around it. None of it belongs to a group of routes: a group with
+	// middleware catches every path below it, and a method that a path does not know would answer 404.
 	e.Use(g.requestID, g.log, middleware.RecoverWithConfig(middleware.RecoverConfig{
 		LogErrorFunc: func(c echo.Context, err error, stack []byte) error {
 			cfg.Log.ErrorContext(c.Request().Context(), "panic", "request_id", api.RequestID(c.Request().Context()), "err", err, "stack", string(stack))
 			return err
 		},
-	}), g.headers, middleware.BodyLimit(maxBody), crossOrigin(), newLimits().middleware)
+	}), g.headers, middleware.BodyLimit(maxBody), crossOrigin(), newLimits().middleware, g.admit(table))
 
-	group := e.Group("/api")
-	// huma writes its own answers, so our middleware runs around it, per route.
 	config := huma.DefaultConfig("Managoat", cfg.Version)
 	config.DocsPath, config.SchemasPath = "", ""
-	config.OpenAPIPath = "/openapi"
+	config.OpenAPIPath = "/api/openapi"
+	config.Formats = map[string]huma.Format{echo.MIMEApplicationJSON: api.Format, "json": api.Format}
 	config.CreateHooks = nil // no $schema links in bodies
 	config.RejectUnknownQueryParameters = true
 	config.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"key": {Type: "http", Scheme: "bearer", Description: "An API key: Authorization: Bearer mgt_…"},
 	}
-	table := map[string]Route{}
-	group.Use(g.admit(table))
-	document := humaecho.NewWithGroup(e, group, config)
+	document := humaecho.New(e, config)
 
 	for _, r := range cfg.Routes {
 		path := api.EchoPath(r.Path)
 		table[r.Method+" "+path] = r
 		if r.API == nil {
-			e.Add(r.Method, path, r.Web, g.admit(table))
+			e.Add(r.Method, path, r.Web)
 			continue
 		}
 		op := huma.Operation{
-			Method: r.Method, Path: strings.TrimPrefix(r.Path, "/api"), DefaultStatus: r.status(), Summary: r.Summary,
+			Method: r.Method, Path: r.Path, DefaultStatus: r.status(), Summary: r.Summary,
 			OperationID: operationID(r), Tags: []string{tag(r.Path)},
 		}
 		if r.Access != Public {
 			op.Security = []map[string][]string{{"key": {}}}
 		}
-		r.API.Bind(document, group, op)
+		r.API.Bind(document, e, op)
 	}
 	return e, document
 }
@@ -275,7 +275,7 @@ func (g *edge) refusalOf(err error, c echo.Context) *refusal.Refusal {
 		case http.StatusNotFound:
 			return refusal.New(refusal.NotFound, "There is nothing at this address.")
 		case http.StatusMethodNotAllowed:
-			return refusal.New(refusal.MethodNotAllowed, "This address does not know %s.", c.Request().Method)
+			return refusal.New(refusal.MethodNotAllowed, "This address does not know %s. It takes %s.", c.Request().Method, c.Response().Header().Get(echo.HeaderAllow))
 		case http.StatusRequestEntityTooLarge:
 			return refusal.New(refusal.PayloadTooLarge, "The body is larger than %s.", maxBody).With("limit", 1<<20)
 		case http.StatusUnsupportedMediaType:

@@ -6,9 +6,10 @@ package api
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,16 +22,16 @@ import (
 
 // Endpoint is a JSON handler that can be bound to a path and described in the OpenAPI document.
 type Endpoint struct {
-	bind func(huma.API, *echo.Group, huma.Operation)
+	bind func(huma.API, *echo.Echo, huma.Operation)
 }
 
 // Bind puts the endpoint on its path.
-func (e Endpoint) Bind(a huma.API, g *echo.Group, op huma.Operation) { e.bind(a, g, op) }
+func (e Endpoint) Bind(a huma.API, r *echo.Echo, op huma.Operation) { e.bind(a, r, op) }
 
 // JSON makes an endpoint of a typed handler. The input's path, query and header parameters and its Body are checked
 // before the handler runs; the handler's error answers as a refusal, or as ours with the request id.
 func JSON[I, O any](fn func(context.Context, *I) (*O, error)) Endpoint {
-	return Endpoint{func(a huma.API, _ *echo.Group, op huma.Operation) {
+	return Endpoint{func(a huma.API, _ *echo.Echo, op huma.Operation) {
 		huma.Register(a, op, func(ctx context.Context, in *I) (*O, error) {
 			out, err := fn(ctx, in)
 			if err != nil {
@@ -44,10 +45,10 @@ func JSON[I, O any](fn func(context.Context, *I) (*O, error)) Endpoint {
 // Raw makes an endpoint of a plain Echo handler, for streams and downloads. describe adds its parameters and answers
 // to the OpenAPI document.
 func Raw(fn echo.HandlerFunc, describe func(*huma.Operation)) Endpoint {
-	return Endpoint{func(a huma.API, g *echo.Group, op huma.Operation) {
+	return Endpoint{func(a huma.API, r *echo.Echo, op huma.Operation) {
 		describe(&op)
 		a.OpenAPI().AddOperation(&op)
-		g.Add(op.Method, EchoPath(strings.TrimPrefix(op.Path, "/api")), fn)
+		r.Add(op.Method, EchoPath(op.Path), fn)
 	}}
 }
 
@@ -167,7 +168,7 @@ func init() {
 // shape turns huma's validation result into a refusal.
 func shape(ctx huma.Context, status int, message string, errs []error) *refusal.Refusal {
 	switch {
-	case status == http.StatusRequestEntityTooLarge:
+	case status == http.StatusRequestEntityTooLarge, tooLarge(errs):
 		return refusal.New(refusal.PayloadTooLarge, "The body is larger than this route takes.")
 	case status == http.StatusUnsupportedMediaType:
 		return refusal.New(refusal.UnsupportedMedia, "Send JSON with Content-Type: application/json.")
@@ -200,18 +201,20 @@ func shape(ctx huma.Context, status int, message string, errs []error) *refusal.
 		return refusal.Internal(id)
 	}
 	for _, err := range errs {
-		var syntax *json.SyntaxError
-		if _, ok := err.(huma.ErrorDetailer); ok || asSyntax(err, &syntax) {
-			return refusal.New(refusal.BadRequest, "The body is not valid JSON: %s", err.Error())
+		// An error's own text repeats the body, which may hold a secret; its message is one of unmarshal's.
+		if d, ok := err.(huma.ErrorDetailer); ok {
+			return refusal.New(refusal.BadRequest, "The body %s.", d.ErrorDetail().Message)
 		}
 	}
-	return refusal.New(refusal.BadRequest, "%s", message)
+	return refusal.New(refusal.BadRequest, "There is no body. Send a JSON object; /api/docs lists its fields.") // huma's only other one
 }
 
-func asSyntax(err error, target **json.SyntaxError) bool {
-	s, ok := err.(*json.SyntaxError)
-	*target = s
-	return ok
+// tooLarge tells whether reading the body met its limit.
+func tooLarge(errs []error) bool {
+	return slices.ContainsFunc(errs, func(err error) bool {
+		var he *echo.HTTPError
+		return errors.As(err, &he) && he.Code == http.StatusRequestEntityTooLarge
+	})
 }
 
 // sentence rewrites huma's words for the one case people meet most.

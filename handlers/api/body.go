@@ -3,7 +3,11 @@ package api
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"reflect"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
@@ -13,6 +17,26 @@ import (
 	"managoat/internal/input"
 	"managoat/internal/refusal"
 )
+
+// Format reads and writes every body of the JSON API.
+var Format = huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: unmarshal}
+
+// unmarshal is json.Unmarshal for what people send. It refuses text that is no UTF-8, which Go would mend in silence, and
+// its errors, which go on after "The body", repeat nothing of it.
+func unmarshal(body []byte, v any) error {
+	if !utf8.Valid(body) {
+		return errors.New("is not valid UTF-8")
+	}
+	err := json.Unmarshal(body, v)
+	var syntax *json.SyntaxError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &syntax):
+		return fmt.Errorf("is not valid JSON: byte %d does not fit", syntax.Offset)
+	}
+	return errors.New("holds a value of the wrong form")
+}
 
 // Body is a JSON object with fields of T, any of which may be left out: the whole of a new thing, or a change of one
 // that is there. Its shape is checked from T's; it is decoded over a value by Over.

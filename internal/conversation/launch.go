@@ -96,6 +96,7 @@ func (s *Service) checkLaunch(ctx context.Context, actor tenant.Actor, in Create
 	in.Title = strings.TrimSpace(db.SafeText(in.Title))
 	v.Check(utf8.RuneCountInString(in.Title) <= maxTitle, "title", "must have at most %d characters", maxTitle)
 	checkLabels(&v, &in.Labels)
+	v.Check(in.AgentID != uuid.Nil, "agent_id", "must be given")
 	if in.SandboxAPIAccess == "" {
 		in.SandboxAPIAccess = AccessOwner
 	}
@@ -118,7 +119,7 @@ func (s *Service) checkLaunch(ctx context.Context, actor tenant.Actor, in Create
 	}
 	var err error
 	if l.agent, err = s.o.Agents.Get(ctx, actor, in.AgentID); refusal.Is(err, refusal.NotFound) {
-		return launch{}, refusal.New(refusal.AgentNotFound, "There is no agent with the id %s in this account.", in.AgentID)
+		return launch{}, refusal.New(refusal.AgentNotFound, "There is no agent with that id in this account.")
 	} else if err != nil {
 		return launch{}, err
 	}
@@ -264,7 +265,7 @@ func (s *Service) place(ctx context.Context, tx db.Tx, actor tenant.Actor, l lau
 func (s *Service) named(ctx context.Context, tx db.Tx, l launch) (place, error) {
 	row, err := tx.LockWorkspace(ctx, *l.in.WorkspaceID)
 	if db.NotFound(err) || err == nil && row.Status == "deleted" {
-		return place{}, refusal.New(refusal.WorkspaceNotFound, "There is no workspace with the id %s in this account.", *l.in.WorkspaceID)
+		return place{}, refusal.New(refusal.WorkspaceNotFound, "There is no workspace with that id in this account.")
 	}
 	switch {
 	case err != nil:
@@ -315,7 +316,7 @@ func mountsOf(ctx context.Context, tx db.Tx, env *uuid.UUID) ([]string, error) {
 	}
 	row, err := tx.Environment(ctx, *env)
 	if db.NotFound(err) {
-		return nil, refusal.New(refusal.EnvironmentNotFound, "There is no environment with the id %s in this account.", *env)
+		return nil, refusal.New(refusal.EnvironmentNotFound, "There is no environment with that id in this account.")
 	}
 	if err != nil {
 		return nil, err

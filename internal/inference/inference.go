@@ -395,7 +395,7 @@ func missing(err error) error {
 }
 
 func notFound(id uuid.UUID) error {
-	return refusal.New(refusal.CredentialNotFound, "There is no inference credential with the id %s in this account.", id)
+	return refusal.New(refusal.CredentialNotFound, "There is no inference credential with that id in this account.")
 }
 
 // named turns the violation of the unique name into its refusal.

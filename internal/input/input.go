@@ -19,7 +19,7 @@ import (
 //
 // A field that the object names replaces what v held, maps and lists as a whole; null clears it. A field that it does
 // not name stays: decoding over the present state of a resource is a partial change of it. A malformed id becomes
-// uuid.Nil, which nothing has, so that it answers like a missing one.
+// uuid.Max, which nothing has, so that it answers like another account's; one that was not given is uuid.Nil.
 func Decode(body []byte, v any) error {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(body, &object); err != nil || object == nil {
@@ -79,10 +79,11 @@ func decodeValue(raw json.RawMessage, v any) (at, problem string) {
 	}
 	switch v := v.(type) {
 	case *uuid.UUID:
-		*v = uuid.Nil
+		*v = uuid.Max
 		return "", ""
 	case **uuid.UUID:
-		*v = &uuid.Nil
+		nothing := uuid.Max
+		*v = &nothing
 		return "", ""
 	}
 	return "", "has the wrong form"

@@ -102,7 +102,7 @@ func TestAMalformedIDIsOneThatNothingHas(t *testing.T) {
 	if err := input.Decode([]byte(`{"id":"../../etc","plain":"x"}`), &v); err != nil {
 		t.Fatal(err)
 	}
-	if v.ID == nil || *v.ID != uuid.Nil || v.Plain != uuid.Nil {
+	if v.ID == nil || *v.ID != uuid.Max || v.Plain != uuid.Max {
 		t.Errorf("became %v and %v", v.ID, v.Plain)
 	}
 }

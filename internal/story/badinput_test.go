@@ -358,10 +358,10 @@ func TestRequestsThatAreWrongAreRefusedByTheFieldThatIs(t *testing.T) {
 		"a model that does not fit":    {"/api/agents", `{"name": "x", "runtime": "claude", "model": "openai/m"}`, 422, "model"},
 		"skills":                       {"/api/agents", `{"name": "x", "runtime": "claude", "model": "anthropic/m", "skills": [{"skill_id": "x"}]}`, 422, "not_available_yet"},
 		"a policy that asks":           {"/api/agents", `{"name": "x", "runtime": "claude", "model": "anthropic/m", "permission_policy": {"default": "ask"}}`, 422, "not_available_yet"},
-		"a workspace of nothing":       {"/api/workspaces", `{"name": "x"}`, 404, "environment_not_found"},
+		"a workspace of nothing":       {"/api/workspaces", `{"name": "x"}`, 422, "environment_id must be given"},
 		"a workspace of no id":         {"/api/workspaces", `{"name": "x", "environment_id": "taken"}`, 404, "environment_not_found"},
 		"a provider that is not there": {"/api/workspaces", `{"name": "x", "environment_id": "` + env + `", "sandbox_provider": "cloud"}`, 422, "sandbox_provider"},
-		"a conversation of nobody":     {"/api/conversations", `{"prompt": "hello"}`, 404, "agent_not_found"},
+		"a conversation of nobody":     {"/api/conversations", `{"prompt": "hello"}`, 422, "agent_id must be given"},
 		"a key to a private address":   {"/api/inference-credentials", `{"name": "x", "provider": "anthropic", "base_url": "http://169.254.169.254", "key": "k"}`, 422, "base_url"},
 		"a key with a line end":        {"/api/inference-credentials", `{"name": "x", "provider": "anthropic", "key": "a\nb"}`, 422, "key"},
 	} {

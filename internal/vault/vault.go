@@ -182,7 +182,7 @@ func (s *Service) Hold(ctx context.Context, tx db.Tx, id uuid.UUID) error { retu
 // Hold is the method's work, for packages that have no service.
 func Hold(ctx context.Context, tx db.Tx, id uuid.UUID) error {
 	if _, err := tx.HoldVault(ctx, id); db.NotFound(err) {
-		return refusal.New(refusal.VaultNotFound, "There is no vault with the id %s in this account.", id)
+		return refusal.New(refusal.VaultNotFound, "There is no vault with that id in this account.")
 	} else if err != nil {
 		return fmt.Errorf("hold the vault: %w", err)
 	}

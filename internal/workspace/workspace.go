@@ -172,6 +172,7 @@ func (s *Service) Create(ctx context.Context, actor tenant.Actor, in CreateInput
 	var v refusal.Validation
 	input.Name(&v, "name", &in.Name)
 	input.Metadata(&v, "metadata", &in.Metadata)
+	v.Check(in.EnvironmentID != uuid.Nil, "environment_id", "must be given")
 	if err := v.Err(); err != nil {
 		return Workspace{}, err
 	}
