@@ -44,6 +44,7 @@ func TestLaunchesThatAreRefused(t *testing.T) {
 		in   conversation.CreateInput
 		code refusal.Code
 	}{
+		"an agent that is not given":         {conversation.CreateInput{WorkspaceID: &ws.ID}, refusal.ValidationFailed},
 		"no agent":                           {conversation.CreateInput{AgentID: nowhere}, refusal.AgentNotFound},
 		"no workspace":                       {conversation.CreateInput{AgentID: a, WorkspaceID: &nowhere}, refusal.WorkspaceNotFound},
 		"another's own machine":              {conversation.CreateInput{AgentID: a, WorkspaceID: &implicit}, refusal.ImplicitWorkspace},
