@@ -75,7 +75,7 @@ func BenchmarkStart(b *testing.B) {
 		b.ReportMetric(float64(median(ours).Microseconds())/1000, "ms/start")
 		b.ReportMetric(float64(median(stops).Microseconds())/1000, "ms/stop")
 		b.ReportMetric(float64(median(bare).Microseconds())/1000, "ms/bwrap")
-		b.ReportMetric(float64(median(ours))/float64(median(bare)), "×bwrap")
+		b.ReportMetric(float64(median(ours))/float64(median(bare)), "x-bwrap")
 	}
 }
 
