@@ -35,6 +35,12 @@ func serverVerbs() []*cobra.Command {
 
 // serve runs the server until it is told to stop.
 func serve(ctx context.Context, cfg *config.Config) (err error) {
+	runs := false
+	defer func() {
+		if !runs && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = nil // told to stop while it started: nothing went wrong
+		}
+	}()
 	dir, err := datadir.Open(cfg.Data)
 	if err != nil {
 		return err
@@ -90,10 +96,11 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 	for _, l := range []net.Listener{listener, inside} {
 		go func() { served <- web.Serve(l) }()
 	}
-	if err := greet(ctx, s.identity, url); err != nil {
+	if err := greet(work, s.identity, url); err != nil {
 		return err
 	}
 
+	runs = true
 	select {
 	case <-ctx.Done():
 		fmt.Fprintln(os.Stderr, "\nStopping. Machines keep running, with the agents in them; the next start finds them again.")
