@@ -1,7 +1,7 @@
 // Package dbtest gives every test a migrated PostgreSQL database of its own.
 //
 // The first test of a process starts a real PostgreSQL under a temporary directory (or uses the one that
-// MANAGOAT_TEST_PG names, which the Makefile starts once for all packages), migrates a template, and each test
+// MANAGOAT_TEST_PG names, which `make test` starts once for all packages), migrates a template, and each test
 // gets a copy of it.
 package dbtest
 
@@ -152,29 +152,40 @@ func start() {
 	server.template, server.urls, server.err = template(ctx)
 }
 
-// ownServer starts PostgreSQL for this process. A shell that waits for this process's end stops it, since a test
-// process has no hook of its own at exit.
-func ownServer(ctx context.Context) (string, error) {
+// Directory makes a directory for a server of Serve, which PostgreSQL's user passes through.
+func Directory() (string, error) {
 	dir, err := os.MkdirTemp("", "mgpg")
 	if err != nil {
 		return "", err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return "", err
-	}
+	return dir, os.Chmod(dir, 0o755)
+}
+
+// Serve starts a PostgreSQL under dir that is fast rather than safe: it would not survive a crash of its host.
+func Serve(ctx context.Context, dir string) (*db.Embedded, error) {
 	pgDir := filepath.Join(dir, "pg")
 	bin, err := db.FindBinaries(pgDir, os.Getenv("MANAGOAT_PG_BIN"), "")
 	if err != nil {
+		return nil, err
+	}
+	return db.StartEmbedded(ctx, pgDir, bin, "fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "max_connections=1000")
+}
+
+// ownServer starts PostgreSQL for this process. A shell that waits for this process's end stops it, since a test
+// process has no hook of its own at exit.
+func ownServer(ctx context.Context) (string, error) {
+	dir, err := Directory()
+	if err != nil {
 		return "", err
 	}
-	pg, err := db.StartEmbedded(ctx, pgDir, bin, "fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off")
+	pg, err := Serve(ctx, dir)
 	if err != nil {
 		return "", err
 	}
 	watch := exec.Command("/bin/sh", "-c", `while kill -0 "$1" 2>/dev/null; do sleep 0.3; done
 		pid=$(head -n 1 "$2/data/postmaster.pid" 2>/dev/null) && kill -INT "$pid"
 		for i in $(seq 100); do [ -e "$2/data/postmaster.pid" ] || break; sleep 0.1; done
-		rm -rf "$3"`, "watch", fmt.Sprint(os.Getpid()), pgDir, dir)
+		rm -rf "$3"`, "watch", fmt.Sprint(os.Getpid()), filepath.Join(dir, "pg"), dir)
 	watch.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := watch.Start(); err != nil {
 		return "", err
