@@ -21,7 +21,7 @@ import (
 const (
 	benchAccounts = 20
 	benchRows     = 100_000
-	benchReads    = 10_000
+	benchReads    = 30_000
 )
 
 // BenchmarkIsolation reads one row by its key under row-level security, the way the server does, and by the same statement

@@ -5,6 +5,7 @@ package handlers
 import (
 	"net/http"
 
+	"github.com/danielgtaylor/huma/v2"
 	"github.com/labstack/echo/v4"
 
 	"managoat/handlers/api"
@@ -52,8 +53,9 @@ type Route struct {
 	Summary string
 	Status  int           // of success; 0: 200
 	Secret  bool          // the answer holds something shown once: it is never kept for an Idempotency-Key
-	API     *api.Endpoint // exactly one of API and Web
+	API     *api.Endpoint // exactly one of API, Web and About
 	Web     echo.HandlerFunc
+	About   func(*huma.OpenAPI) echo.HandlerFunc // answers from the finished document of the table's other rows
 }
 
 // Mutates tells whether the route changes something.

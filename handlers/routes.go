@@ -3,9 +3,11 @@ package handlers
 import (
 	"net/http"
 
+	"github.com/danielgtaylor/huma/v2"
 	"github.com/labstack/echo/v4"
 
 	"managoat/handlers/api"
+	"managoat/handlers/web"
 	"managoat/internal/audit"
 )
 
@@ -37,6 +39,10 @@ func APIRoutes(h JSON) []Route {
 	return []Route{
 		page(get, "/health", Public, "The server lives", h.Health.Live),
 		page(get, "/health/ready", Public, "The server can work", h.Health.Ready),
+		about("/api/openapi.json", "This API as an OpenAPI document", api.ServeDocument),
+		about("/api/docs", "This API, readable", web.ShowReference),
+		about("/llms.txt", "This API on one page, for programs that read", web.ShowSummary),
+		about("/skill", "A skill that teaches an agent to work here", web.ShowSkill),
 
 		// method path                                          sandbox key  audit row of the change        status    quota     what it does                                handler
 		public(row(post, "/api/auth/token", Never, audit.APIKeyCreate, 0, "", "Make an API key with a password", api.JSON(h.Auth.Token))),
@@ -140,6 +146,11 @@ func shownOnce(r Route) Route {
 func public(r Route) Route {
 	r.Access = Public
 	return r
+}
+
+// about is a public page about the table itself.
+func about(path, summary string, h func(*huma.OpenAPI) echo.HandlerFunc) Route {
+	return Route{Method: get, Path: path, Access: Public, Summary: summary, About: h}
 }
 
 // page is a route that is no JSON endpoint.

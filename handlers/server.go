@@ -73,52 +73,24 @@ func New(cfg Config) (*echo.Echo, huma.API) {
 		},
 	}), g.headers, middleware.BodyLimit(maxBody), crossOrigin(), newLimits().middleware, g.admit(table))
 
-	config := huma.DefaultConfig("Managoat", cfg.Version)
-	config.DocsPath, config.SchemasPath = "", ""
-	config.OpenAPIPath = "/api/openapi"
-	config.Formats = map[string]huma.Format{echo.MIMEApplicationJSON: api.Format, "json": api.Format}
-	config.CreateHooks = nil // no $schema links in bodies
-	config.RejectUnknownQueryParameters = true
-	config.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
-	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"key": {Type: "http", Scheme: "bearer", Description: "An API key: Authorization: Bearer mgt_…"},
-	}
-	document := humaecho.New(e, config)
+	document := humaecho.New(e, documentConfig(cfg.Version))
 
 	for _, r := range cfg.Routes {
-		path := api.EchoPath(r.Path)
-		table[r.Method+" "+path] = r
-		if r.API == nil {
-			e.Add(r.Method, path, r.Web)
-			continue
+		table[r.Method+" "+api.EchoPath(r.Path)] = r
+		switch {
+		case r.API != nil:
+			r.API.Bind(document, e, operation(r))
+		case r.Web != nil:
+			e.Add(r.Method, api.EchoPath(r.Path), r.Web)
 		}
-		op := huma.Operation{
-			Method: r.Method, Path: r.Path, DefaultStatus: r.status(), Summary: r.Summary,
-			OperationID: operationID(r), Tags: []string{tag(r.Path)},
+	}
+	finish(document.OpenAPI(), cfg.Routes)
+	for _, r := range cfg.Routes {
+		if r.About != nil {
+			e.Add(r.Method, api.EchoPath(r.Path), r.About(document.OpenAPI()))
 		}
-		if r.Access != Public {
-			op.Security = []map[string][]string{{"key": {}}}
-		}
-		r.API.Bind(document, e, op)
 	}
 	return e, document
-}
-
-// operationID is "list-workspaces" for GET /api/workspaces, "post-workspaces-by-id-retry" for its action.
-func operationID(r Route) string {
-	words := []string{strings.ToLower(r.Method)}
-	for _, part := range strings.Split(strings.TrimPrefix(r.Path, "/api/"), "/") {
-		if name, ok := strings.CutPrefix(part, "{"); ok {
-			part = "by-" + strings.TrimSuffix(name, "}")
-		}
-		words = append(words, strings.ReplaceAll(part, ".", "-"))
-	}
-	return strings.Join(words, "-")
-}
-
-func tag(path string) string {
-	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/api/"), "/")
-	return first
 }
 
 // edge holds what every request passes through.

@@ -129,7 +129,7 @@ func keysTab(p SettingsPage) templ.Component {
 				return templ_7745c5c3_Err
 			}
 		}
-		templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 5, "<p class=\"sub section\">A key acts for this account through the API and the command line. It can do what you can do.</p>")
+		templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 5, "<p class=\"sub section\">A key acts for this account through the <a href=\"/api/docs\">API</a> and the command line. It can do what you can do.</p>")
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}

@@ -39,6 +39,13 @@ func examples(now time.Time) []example {
 	add("/sign-in", views.SignIn(views.SignInPage{Now: now}))
 	add("/sign-in/refused", views.SignIn(views.SignInPage{Now: now, Email: "owner@example.com", Errors: views.Errors{"": "This email address and password do not belong together. After ten tries the address waits a minute."}}))
 
+	add("/api/docs", views.Docs(views.DocsPage{Now: now, Version: "1.2.3", Base: "https://managoat.example.com", Groups: []views.DocsGroup{{Name: "Workspaces", Operations: []views.DocsOperation{
+		{ID: "post-workspaces", Method: "POST", Path: "/api/workspaces", Summary: "Create a workspace", Note: "Uses the quota running_machines.", Access: "full key", Status: 201, Answer: views.DocsAnswer{Before: `{"data": `, Type: "Workspace", After: "}"},
+			Body: []views.DocsField{{Name: "name", Kind: "text", Doc: "1 to 200 characters, unique in the account"}, {Name: strings.Repeat("a_long_name", 9), Kind: "list of", Type: "Workspace", Doc: long, Limits: "at most 200 characters"}}},
+		{ID: "get-workspaces-by-id-patch", Method: "GET", Path: "/api/workspaces/{id}/" + strings.Repeat("a-long-path/", 9), Summary: long, Access: "full or sandbox key", Status: 200, Answer: views.DocsAnswer{Before: "A patch, as an attachment"},
+			Params: []views.DocsField{{Name: "id", Kind: "text", In: "path"}, {Name: "limit", Kind: "whole number", In: "query", Doc: "how many at most", Limits: "1 to 500; default 100"}}},
+	}}}, Types: []views.DocsType{{Name: "Workspace", Fields: []views.DocsField{{Name: "id", Kind: "text"}}}}, Codes: []views.DocsCode{{Code: "fleet_full", Status: 503, Meaning: "The instance runs as many machines as it may.", Fields: []string{"retry_after_seconds"}}}}))
+
 	start := views.StartForm{
 		Agents:     []views.Option{{Value: "a1", Label: "Builder · claude"}, {Value: "a2", Label: "Reviewer · claude"}},
 		Workspaces: []views.Option{{Label: "a machine of its own"}, {Value: "w1", Label: "in storefront"}},
