@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -69,7 +70,7 @@ func BenchmarkPrompt(b *testing.B) {
 	w := a.ready(a.workspace(a.environment(nil)).ID)
 	id := a.launch(a.claude(nil), body{"workspace_id": w.ID}).ID
 	rows := a.rowsOf(id)
-	hand := byHand(b, world, a.ModelKey)
+	hand := byHand(b, world, a.ModelKey, machine(*w.SandboxID))
 	n := 0
 	// prompt has a side ask something, and tells when the model was asked.
 	prompt := func(side string, ask func(text string, goOn func()) (began, said time.Time)) (began, asked, said time.Time) {
@@ -181,8 +182,9 @@ type handDriven struct {
 	chunks  chan time.Time // when the agent said something
 }
 
-// byHand starts the adapter that the product starts, as a process of the test, and opens its session.
-func byHand(b *testing.B, world *testworld.World, key string) *handDriven {
+// byHand starts the adapter that the product starts, as a process of the test, and opens its session. It gets its CPU time
+// out of the machine's share: on a busy host the two would be of different speeds else.
+func byHand(b *testing.B, world *testworld.World, key, machine string) *handDriven {
 	b.Helper()
 	claude, _ := runtime.Get(runtime.Claude)
 	home, dir := b.TempDir(), b.TempDir()
@@ -210,6 +212,13 @@ func byHand(b *testing.B, world *testworld.World, key string) *handDriven {
 	}
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
+	}
+	for _, dir := range groups(machine) {
+		if limits, _ := filepath.Glob(filepath.Join(dir, "cpu.*")); len(limits) > 0 {
+			if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+				b.Fatal(err)
+			}
+		}
 	}
 	h := &handDriven{chunks: make(chan time.Time, 1000)}
 	h.peer = acp.NewPeer(0, func(_ context.Context, line []byte) error { _, err := stdin.Write(line); return err })

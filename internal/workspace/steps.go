@@ -129,7 +129,7 @@ func (r *setup) installPackages(ctx context.Context) (string, bool, error) {
 			packageCommand{"apt-get install", []string{"apt-get", "-y", "-f", "install"}},
 			// By default a list that could not be fetched is a warning, and what an old one knows is installed.
 			packageCommand{"apt-get update", []string{"apt-get", "-o", "APT::Update::Error-Mode=any", "update"}},
-			packageCommand{"apt-get install", append([]string{"apt-get", "-y", "--no-install-recommends", "install", "--"}, p.Apt...)},
+			packageCommand{"apt-get install", append([]string{"apt-get", "-y", "-o", "Dpkg::Use-Pty=0", "--no-install-recommends", "install", "--"}, p.Apt...)},
 		)
 		notes = append(notes, fmt.Sprintf("apt %d", n))
 	}
