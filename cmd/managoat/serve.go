@@ -214,7 +214,7 @@ func down(ctx context.Context, cfg *config.Config) error {
 	if err := broker.Stop(ctx, dir.Path("egress")); err != nil {
 		return fmt.Errorf("stop the egress process: %w", err)
 	}
-	fmt.Fprintf(os.Stderr, "Parked %d machines; server, egress process and PostgreSQL of %s are stopped.\n", parked, cfg.Data)
+	fmt.Fprintf(os.Stderr, "Machines parked: %d. Server, egress process and PostgreSQL of %s are stopped.\n", parked, cfg.Data)
 	return nil
 }
 
