@@ -62,18 +62,25 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	return t.launch(ctx, up, bound)
 }
 
-// attempt counts another start of the turn and reads the conversation as it is now.
+// attempt counts another start of the turn, unless that was done with the turn's own start.
 func (t *turn) attempt(ctx context.Context) error {
-	return t.op.write(ctx, func(tx db.Tx) error {
-		if _, err := tx.TurnAttempt(ctx, t.row.ID); err != nil {
-			return err
-		}
-		c, err := tx.LockConversationAlways(ctx, t.c.ID)
-		if err == nil {
-			t.c = c
-		}
+	if t.counted {
+		t.counted = false
+		return nil
+	}
+	return t.op.write(ctx, func(tx db.Tx) error { return t.countAttempt(ctx, tx) })
+}
+
+// countAttempt also reads the conversation as it is now.
+func (t *turn) countAttempt(ctx context.Context, tx db.Tx) error {
+	if _, err := tx.TurnAttempt(ctx, t.row.ID); err != nil {
 		return err
-	})
+	}
+	c, err := tx.LockConversationAlways(ctx, t.c.ID)
+	if err == nil {
+		t.c = c
+	}
+	return err
 }
 
 // machine makes sure that the workspace's machine is up. That it had to be woken is shown, and why it could not be.

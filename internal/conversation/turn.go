@@ -45,6 +45,7 @@ type turn struct {
 	runtime runtime.Runtime
 	asked   chan struct{} // closed when somebody asks to interrupt it
 
+	counted  bool        // the attempt that begins is counted already
 	stopping atomic.Bool // the agent was told to stop
 	spoke    bool        // the pump's: its first token came
 
@@ -131,6 +132,9 @@ func (t *turn) start(ctx context.Context) (bool, error) {
 		if err := tx.SetConversationStatus(ctx, Running, t.c.ID); err != nil {
 			return err
 		}
+		if err := t.countAttempt(ctx, tx); err != nil { // here: another transaction would keep the person waiting
+			return err
+		}
 		var images []image
 		if err := json.Unmarshal(row.Images, &images); err != nil {
 			return err
@@ -149,6 +153,7 @@ func (t *turn) start(ctx context.Context) (bool, error) {
 	if err != nil || withdrawn {
 		return false, err
 	}
+	t.counted = true
 	after.run()
 	return true, nil
 }
