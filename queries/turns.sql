@@ -43,9 +43,11 @@ values (app_tenant(), @id, 'end', @workspace_id::uuid, @conversation_id::uuid);
 
 -- name: ClaimOperation :one
 -- One server owns an operation for as long as it renews the lease; with adopt it takes back what it held before it died.
--- A turn waits for the turns before it, a conversation's end for all its turns.
+-- A turn waits for the turns before it, a conversation's end for all its turns. The commit does not wait for the disk:
+-- whatever the owner writes next does, and a claim that a crash of PostgreSQL takes back was followed by nothing.
 update operations o set state = 'running', owner = @owner::uuid, epoch = o.epoch + 1, lease_until = now() + make_interval(secs => @lease::float8),
     started_at = coalesce(o.started_at, now())
+from (select set_config('synchronous_commit', 'off', true)) as soon
 where o.tenant_id = app_tenant() and o.id = @id and o.kind in ('turn', 'end') and o.state in ('pending', 'running')
   and (o.lease_until is null or o.lease_until < now() or (@adopt::bool and o.owner = @owner::uuid))
   and not (o.kind = 'end' and exists (

@@ -92,7 +92,7 @@ func (s *Service) loadTurn(ctx context.Context, op *operation) (*turn, error) {
 		if t.row, err = tx.Turn(ctx, *op.row.TurnID); err != nil {
 			return err
 		}
-		if t.c, err = tx.LockConversationAlways(ctx, t.row.ConversationID); err != nil {
+		if t.c, err = tx.ConversationAlways(ctx, t.row.ConversationID); err != nil {
 			return err
 		}
 		v, err := tx.AgentVersion(ctx, t.c.AgentID, t.c.AgentVersion)
