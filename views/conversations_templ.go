@@ -40,7 +40,7 @@ func Conversations(p ConversationsPage) templ.Component {
 				}()
 			}
 			ctx = templ.InitializeContext(ctx)
-			templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 1, "<div class=\"head\"><h1>Conversations</h1><span class=\"grow\"></span> <a class=\"btn primary\" href=\"/conversations/new\" data-key=\"n\">New conversation</a></div><form method=\"get\" action=\"/conversations\" class=\"bar\" role=\"search\"><label class=\"sr\" for=\"q\">Search titles and transcripts</label> <input type=\"search\" id=\"q\" name=\"q\" value=\"")
+			templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 1, "<div class=\"head\"><h1>Conversations</h1><span class=\"grow\"></span> <a class=\"btn primary\" href=\"/conversations/new\" data-key=\"n\">New conversation</a></div><form method=\"get\" action=\"/conversations\" class=\"bar\" role=\"search\"><label class=\"sr\" for=\"q\">Search titles and prompts</label> <input type=\"search\" id=\"q\" name=\"q\" value=\"")
 			if templ_7745c5c3_Err != nil {
 				return templ_7745c5c3_Err
 			}
@@ -53,7 +53,7 @@ func Conversations(p ConversationsPage) templ.Component {
 			if templ_7745c5c3_Err != nil {
 				return templ_7745c5c3_Err
 			}
-			templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 2, "\" placeholder=\"Search titles and transcripts\" data-search> <label class=\"sr\" for=\"status\">Status</label> <select id=\"status\" name=\"status\">")
+			templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 2, "\" placeholder=\"Search titles and prompts\" data-search> <label class=\"sr\" for=\"status\">Status</label> <select id=\"status\" name=\"status\">")
 			if templ_7745c5c3_Err != nil {
 				return templ_7745c5c3_Err
 			}

@@ -158,6 +158,9 @@ func (s *Service) start(ctx context.Context, ref db.Ref, adopt bool) {
 type operation struct {
 	s   *Service
 	row queries.Operation
+
+	mu    sync.Mutex // held over a write: a lease is not renewed between an end's commit and our knowing of it
+	ended bool
 }
 
 func (s *Service) run(ctx context.Context, op *operation) {
@@ -199,8 +202,14 @@ func (op *operation) renew(ctx context.Context, cancel context.CancelCauseFunc) 
 			return
 		case <-tick.C:
 		}
+		op.mu.Lock()
+		if op.ended {
+			op.mu.Unlock()
+			return
+		}
 		asked, err := op.s.db.Tenant(op.row.TenantID).RenewOperation(ctx, queries.RenewOperationParams{
 			ID: op.row.ID, Owner: op.s.o.Owner, Epoch: op.row.Epoch, Lease: lease.Seconds()})
+		op.mu.Unlock()
 		switch {
 		case db.NotFound(err):
 			cancel(errFenced)
@@ -228,7 +237,9 @@ func (op *operation) release(ctx context.Context) {
 // write runs fn in a transaction of the operation's account that only its owner may make. The conversation is locked
 // first, as people's requests do, so that the two never wait for each other.
 func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
-	return op.s.persist(ctx, func() error {
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	err := op.s.persist(ctx, func() error {
 		return op.s.db.InTenant(ctx, op.row.TenantID, func(tx db.Tx) error {
 			if _, err := tx.LockConversationAlways(ctx, *op.row.ConversationID); err != nil {
 				return err
@@ -239,6 +250,8 @@ func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
 			return fn(tx)
 		})
 	})
+	op.ended = op.ended && err == nil
+	return err
 }
 
 func (op *operation) hold(ctx context.Context, tx db.Tx) error {
@@ -255,6 +268,7 @@ func (op *operation) endWith(ctx context.Context, tx db.Tx, state string) error 
 	if err == nil && n == 0 {
 		return errFenced
 	}
+	op.ended = err == nil
 	return err
 }
 
