@@ -128,7 +128,7 @@ func examples(now time.Time) []example {
 		p.Egress = &views.EgressTab{Policy: "Limited: 4 hosts are allowed, everything else is denied. The model's own traffic goes through the gateway.", Rows: []views.EgressRow{
 			{At: ago(time.Minute), Host: "model gateway", Method: "POST", Decision: views.StateDone, Word: "allowed", Rule: "gateway", Status: 200, In: 40213, Out: 18204, Took: 3400 * time.Millisecond, Conversation: views.Link{Name: "Fix the cart total", URL: "/conversations/c1"}},
 			{At: ago(2 * time.Minute), Host: "proxy.internal:443", Method: "CONNECT", Decision: views.StateFailed, Word: "denied", Rule: "not in allowed_hosts", Conversation: views.Link{Name: "Fix the cart total", URL: "/conversations/c1"}},
-			{At: ago(2 * time.Hour), Host: "registry.npmjs.org:443", Method: "CONNECT", Decision: views.StateDone, Word: "allowed", Rule: "allowed_hosts", In: 12 << 20, Out: 40000, Took: 9 * time.Second, Conversation: views.Link{Name: "setup"}},
+			{At: ago(2 * time.Hour), Host: "packages.example.com:443", Method: "CONNECT", Decision: views.StateDone, Word: "allowed", Rule: "allowed_hosts", In: 12 << 20, Out: 40000, Took: 9 * time.Second, Conversation: views.Link{Name: "setup"}},
 		}}
 	})
 
@@ -187,7 +187,7 @@ func examples(now time.Time) []example {
 	}}))
 	add("/environments/none", views.Environments(views.EnvironmentsPage{Page: page(now, "Environments", "environments")}))
 	add("/environments/new", views.EnvironmentNew(views.EnvironmentFormPage{Page: page(now, "New environment", "environments"), Form: views.EnvironmentForm{Repositories: []views.RepositoryForm{{}}, SetupTimeout: "120"}}))
-	env := views.EnvironmentForm{Name: "node-22", Apt: "git\nripgrep\njq", Npm: "typescript", Repositories: []views.RepositoryForm{{URL: "https://git.example.com/storefront.git", MountPath: "/home/sprite/storefront", Ref: "main", SecretKey: "GIT_TOKEN"}, {}}, EnvVars: "CI=1\nNODE_ENV=test", Networking: "limited", AllowedHosts: "registry.npmjs.org\n*.example.com", SetupScript: "set -eux\ncd storefront\nnpm ci\nnpm run build\n", SetupTimeout: "300"}
+	env := views.EnvironmentForm{Name: "node-22", Apt: "git\nripgrep\njq", Npm: "typescript", Repositories: []views.RepositoryForm{{URL: "https://git.example.com/storefront.git", MountPath: "/home/sprite/storefront", Ref: "main", SecretKey: "GIT_TOKEN"}, {}}, EnvVars: "CI=1\nNODE_ENV=test", Networking: "limited", AllowedHosts: "packages.example.com\n*.example.com", SetupScript: "set -eux\ncd storefront\nnpm ci\nnpm run build\n", SetupTimeout: "300"}
 	add("/environments/e1", views.Environment(views.EnvironmentPage{Page: page(now, "node-22", "environments"), URL: "/environments/e1", Name: "node-22", UpdatedAt: ago(2 * time.Hour), Workspaces: []views.Link{{Name: "storefront", URL: "/workspaces/w1"}, {Name: "checkout", URL: "/workspaces/w2"}}, Form: env, Secrets: secrets(now, "/environments/e1/secrets", false)}))
 	env.Repositories = []views.RepositoryForm{env.Repositories[0], {}}
 	env.Errors = views.Errors{"packages.apt": "\"rip grep\" is not a package name.", "repositories[0].url": "A repository is cloned over https; this URL begins with ssh.", "setup_timeout_seconds": "1 to 900 seconds."}
