@@ -55,7 +55,7 @@ func TestAnEnvironmentIsKeptAsItWasWritten(t *testing.T) {
 	if err := input.Decode([]byte(`{
 		"name": " node 22 ", "packages": {"apt": ["git", "git", "gcc=4:12.2.0-3"], "npm": ["@acme/cli@^1.2.0"], "pip": ["uvicorn[standard]==0.30.1"]},
 		"env_vars": {"NODE_ENV": "production", "EMPTY": "", "LINES": "a\r\nb"}, "setup_script": "set -e\r\nnpm ci\r\n", "setup_timeout_seconds": 900,
-		"networking_type": "limited", "networking_config": {"allowed_hosts": ["registry.npmjs.org", "*.Example.com", "[2001:db8::1]:8443"]},
+		"networking_type": "limited", "networking_config": {"allowed_hosts": ["packages.example.com", "*.Example.com", "[2001:db8::1]:8443"]},
 		"repositories": [{"url": "https://github.com/acme/storefront.git", "mount_path": "/home/sprite/storefront", "ref": "main", "secret_key": "GITHUB_TOKEN"}],
 		"metadata": {"team": {"name": "web", "size": 3}}}`), &in); err != nil {
 		t.Fatal(err)
