@@ -58,7 +58,7 @@ func TestWhatCannotBeAWorkspaceIsRefused(t *testing.T) {
 		"an empty name":                 {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name = "  " }, refusal.ValidationFailed},
 		"a name with a line break":      {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name = "a\nb" }, refusal.ValidationFailed},
 		"a name of another workspace":   {w.Owner.Actor, nil, refusal.NameTaken},
-		"no environment":                {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.EnvironmentID = "x", uuid.Nil }, refusal.EnvironmentNotFound},
+		"no environment":                {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.EnvironmentID = "x", uuid.Nil }, refusal.ValidationFailed},
 		"another account's environment": {stranger.Actor, nil, refusal.EnvironmentNotFound},
 		"a vault that is not":           {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.VaultID = "x", &id }, refusal.VaultNotFound},
 		"a provider that is not":        {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.SandboxProvider = "x", "docker" }, refusal.ProviderDisabled},
