@@ -37,10 +37,6 @@ limit @at_most;
 -- name: LockConversation :one
 select * from conversations where tenant_id = app_tenant() and id = @id and hidden_at is null for update;
 
--- name: ConversationAlways :one
--- Also one that a person deleted.
-select * from conversations where tenant_id = app_tenant() and id = @id;
-
 -- name: LockConversationAlways :one
 -- Also one that a person deleted: what ends it must still finish.
 select * from conversations where tenant_id = app_tenant() and id = @id for update;

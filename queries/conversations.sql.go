@@ -105,49 +105,6 @@ func (q *Queries) Conversation(ctx context.Context, id uuid.UUID) (ConversationR
 	return i, err
 }
 
-const conversationAlways = `-- name: ConversationAlways :one
-select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at from conversations where tenant_id = app_tenant() and id = $1
-`
-
-// Also one that a person deleted.
-func (q *Queries) ConversationAlways(ctx context.Context, id uuid.UUID) (Conversation, error) {
-	row := q.db.QueryRow(ctx, conversationAlways, id)
-	var i Conversation
-	err := row.Scan(
-		&i.TenantID,
-		&i.ID,
-		&i.AgentID,
-		&i.AgentVersion,
-		&i.WorkspaceID,
-		&i.Title,
-		&i.TitleSource,
-		&i.Status,
-		&i.Runtime,
-		&i.Model,
-		&i.Cwd,
-		&i.PermissionPolicy,
-		&i.Labels,
-		&i.SandboxApiAccess,
-		&i.Source,
-		&i.ParentID,
-		&i.InferenceCredentialID,
-		&i.CredentialRevision,
-		&i.RuntimeSessionID,
-		&i.HomeMachineID,
-		&i.Adapter,
-		&i.TurnCount,
-		&i.Error,
-		&i.LastActiveAt,
-		&i.LastReadAt,
-		&i.HiddenAt,
-		&i.EndedAt,
-		&i.CreatedBy,
-		&i.CreatedAt,
-		&i.UpdatedAt,
-	)
-	return i, err
-}
-
 const conversationCounts = `-- name: ConversationCounts :many
 select workspace_id, count(*)::int as n from conversations
 where tenant_id = app_tenant() and workspace_id = any($1::uuid[]) and status not in ('failed', 'terminated') and hidden_at is null

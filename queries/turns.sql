@@ -6,6 +6,14 @@ returning *;
 -- name: Turn :one
 select * from turns where tenant_id = app_tenant() and id = @id;
 
+-- name: TurnToRun :one
+-- All that a turn's worker begins with, in one round trip. Also of a conversation that a person deleted.
+select sqlc.embed(t), sqlc.embed(c), v.config as agent
+from turns t
+join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
+join agent_versions v on v.tenant_id = c.tenant_id and v.agent_id = c.agent_id and v.version = c.agent_version
+where t.tenant_id = app_tenant() and t.id = @id;
+
 -- name: TurnByNumber :one
 select * from turns where tenant_id = app_tenant() and conversation_id = @conversation_id and turn_number = @turn_number;
 
@@ -90,7 +98,8 @@ select id from operations
 where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running' for share;
 
 -- name: StartTurn :one
-update turns set status = 'running', started_at = coalesce(started_at, now()), waiting_for = @waiting_for, waiting_since = now()
+-- Its first attempt begins with it.
+update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()), waiting_for = @waiting_for, waiting_since = now()
 where tenant_id = app_tenant() and id = @id and status = 'pending'
 returning *;
 

@@ -766,11 +766,12 @@ func (q *Queries) SetTurnUsage(ctx context.Context, usage json.RawMessage, iD uu
 }
 
 const startTurn = `-- name: StartTurn :one
-update turns set status = 'running', started_at = coalesce(started_at, now()), waiting_for = $1, waiting_since = now()
+update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()), waiting_for = $1, waiting_since = now()
 where tenant_id = app_tenant() and id = $2 and status = 'pending'
 returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
+// Its first attempt begins with it.
 func (q *Queries) StartTurn(ctx context.Context, waitingFor string, iD uuid.UUID) (Turn, error) {
 	row := q.db.QueryRow(ctx, startTurn, waitingFor, iD)
 	var i Turn
@@ -897,6 +898,89 @@ func (q *Queries) TurnByNumber(ctx context.Context, conversationID uuid.UUID, tu
 		&i.StartedAt,
 		&i.EndedAt,
 		&i.InsertedAt,
+	)
+	return i, err
+}
+
+const turnToRun = `-- name: TurnToRun :one
+select t.tenant_id, t.id, t.conversation_id, t.turn_number, t.prompt, t.asked_by, t.images, t.status, t.stop_reason, t.reason, t.waiting, t.waiting_for, t.waiting_since, t.error, t.exit_code, t.client_request_id, t.origin, t.attempts, t.model, t.source, t.credential_id, t.usage, t.tool_call_count, t.interrupt_asked, t.prompt_sent_at, t.first_token_at, t.started_at, t.ended_at, t.inserted_at, c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, v.config as agent
+from turns t
+join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
+join agent_versions v on v.tenant_id = c.tenant_id and v.agent_id = c.agent_id and v.version = c.agent_version
+where t.tenant_id = app_tenant() and t.id = $1
+`
+
+type TurnToRunRow struct {
+	Turn         Turn
+	Conversation Conversation
+	Agent        json.RawMessage
+}
+
+// All that a turn's worker begins with, in one round trip. Also of a conversation that a person deleted.
+func (q *Queries) TurnToRun(ctx context.Context, id uuid.UUID) (TurnToRunRow, error) {
+	row := q.db.QueryRow(ctx, turnToRun, id)
+	var i TurnToRunRow
+	err := row.Scan(
+		&i.Turn.TenantID,
+		&i.Turn.ID,
+		&i.Turn.ConversationID,
+		&i.Turn.TurnNumber,
+		&i.Turn.Prompt,
+		&i.Turn.AskedBy,
+		&i.Turn.Images,
+		&i.Turn.Status,
+		&i.Turn.StopReason,
+		&i.Turn.Reason,
+		&i.Turn.Waiting,
+		&i.Turn.WaitingFor,
+		&i.Turn.WaitingSince,
+		&i.Turn.Error,
+		&i.Turn.ExitCode,
+		&i.Turn.ClientRequestID,
+		&i.Turn.Origin,
+		&i.Turn.Attempts,
+		&i.Turn.Model,
+		&i.Turn.Source,
+		&i.Turn.CredentialID,
+		&i.Turn.Usage,
+		&i.Turn.ToolCallCount,
+		&i.Turn.InterruptAsked,
+		&i.Turn.PromptSentAt,
+		&i.Turn.FirstTokenAt,
+		&i.Turn.StartedAt,
+		&i.Turn.EndedAt,
+		&i.Turn.InsertedAt,
+		&i.Conversation.TenantID,
+		&i.Conversation.ID,
+		&i.Conversation.AgentID,
+		&i.Conversation.AgentVersion,
+		&i.Conversation.WorkspaceID,
+		&i.Conversation.Title,
+		&i.Conversation.TitleSource,
+		&i.Conversation.Status,
+		&i.Conversation.Runtime,
+		&i.Conversation.Model,
+		&i.Conversation.Cwd,
+		&i.Conversation.PermissionPolicy,
+		&i.Conversation.Labels,
+		&i.Conversation.SandboxApiAccess,
+		&i.Conversation.Source,
+		&i.Conversation.ParentID,
+		&i.Conversation.InferenceCredentialID,
+		&i.Conversation.CredentialRevision,
+		&i.Conversation.RuntimeSessionID,
+		&i.Conversation.HomeMachineID,
+		&i.Conversation.Adapter,
+		&i.Conversation.TurnCount,
+		&i.Conversation.Error,
+		&i.Conversation.LastActiveAt,
+		&i.Conversation.LastReadAt,
+		&i.Conversation.HiddenAt,
+		&i.Conversation.EndedAt,
+		&i.Conversation.CreatedBy,
+		&i.Conversation.CreatedAt,
+		&i.Conversation.UpdatedAt,
+		&i.Agent,
 	)
 	return i, err
 }

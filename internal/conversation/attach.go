@@ -68,19 +68,16 @@ func (t *turn) attempt(ctx context.Context) error {
 		t.counted = false
 		return nil
 	}
-	return t.op.write(ctx, func(tx db.Tx) error { return t.countAttempt(ctx, tx) })
-}
-
-// countAttempt also reads the conversation as it is now.
-func (t *turn) countAttempt(ctx context.Context, tx db.Tx) error {
-	if _, err := tx.TurnAttempt(ctx, t.row.ID); err != nil {
+	return t.op.write(ctx, func(tx db.Tx) error {
+		if _, err := tx.TurnAttempt(ctx, t.row.ID); err != nil {
+			return err
+		}
+		c, err := tx.LockConversationAlways(ctx, t.c.ID)
+		if err == nil {
+			t.c = c
+		}
 		return err
-	}
-	c, err := tx.LockConversationAlways(ctx, t.c.ID)
-	if err == nil {
-		t.c = c
-	}
-	return err
+	})
 }
 
 // machine makes sure that the workspace's machine is up. That it had to be woken is shown, and why it could not be.

@@ -87,22 +87,13 @@ func (s *Service) runTurn(ctx context.Context, op *operation) error {
 }
 
 func (s *Service) loadTurn(ctx context.Context, op *operation) (*turn, error) {
-	t := &turn{s: s, op: op, asked: make(chan struct{}), done: make(chan struct{})}
-	err := s.db.InTenant(ctx, op.row.TenantID, func(tx db.Tx) (err error) {
-		if t.row, err = tx.Turn(ctx, *op.row.TurnID); err != nil {
-			return err
-		}
-		if t.c, err = tx.ConversationAlways(ctx, t.row.ConversationID); err != nil {
-			return err
-		}
-		v, err := tx.AgentVersion(ctx, t.c.AgentID, t.c.AgentVersion)
-		if err != nil {
-			return err
-		}
-		return json.Unmarshal(v.Config, &t.agent)
-	})
+	row, err := s.db.Tenant(op.row.TenantID).TurnToRun(ctx, *op.row.TurnID)
 	if err != nil {
 		return nil, fmt.Errorf("read turn %s: %w", *op.row.TurnID, err)
+	}
+	t := &turn{s: s, op: op, row: row.Turn, c: row.Conversation, asked: make(chan struct{}), done: make(chan struct{})}
+	if err := json.Unmarshal(row.Agent, &t.agent); err != nil {
+		return nil, fmt.Errorf("read the agent of turn %s: %w", *op.row.TurnID, err)
 	}
 	var ok bool
 	if t.runtime, ok = runtime.Get(t.c.Runtime); !ok {
@@ -132,7 +123,7 @@ func (t *turn) start(ctx context.Context) (bool, error) {
 		if err := tx.SetConversationStatus(ctx, Running, t.c.ID); err != nil {
 			return err
 		}
-		if err := t.countAttempt(ctx, tx); err != nil { // here: another transaction would keep the person waiting
+		if t.c, err = tx.LockConversationAlways(ctx, t.c.ID); err != nil { // as it is now
 			return err
 		}
 		var images []image
