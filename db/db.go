@@ -90,45 +90,28 @@ func (d *DB) Close() {
 // Ping tells whether PostgreSQL answers.
 func (d *DB) Ping(ctx context.Context) error { return d.app.Ping(ctx) }
 
-// Tx is an open transaction and the generated queries on it.
-type Tx struct {
-	*queries.Queries
-	pgx pgx.Tx
-}
-
-// Exec runs a statement that sqlc cannot generate (NOTIFY, advisory locks). Queries belong in queries/.
-func (t Tx) Exec(ctx context.Context, sql string, args ...any) error {
-	_, err := t.pgx.Exec(ctx, sql, args...)
-	return err
-}
-
-// InTenant runs fn in one transaction that sees and writes one account only. The begin and the setting of the
-// account travel in one round trip. fn's error rolls back; a panic does too.
+// InTenant runs fn in one transaction that sees and writes one account only. fn's error rolls back; a panic does too.
 func (d *DB) InTenant(ctx context.Context, tenantID uuid.UUID, fn func(Tx) error) error {
 	if tenantID == uuid.Nil {
 		return errors.New("db: InTenant without an account")
 	}
-	// The id is a UUID's own text form, so it can stand in the statement.
-	begin := pgx.TxOptions{BeginQuery: "begin; select set_config('app.tenant_id', '" + tenantID.String() + "', true)"}
-	return pgx.BeginTxFunc(ctx, d.app, begin, func(tx pgx.Tx) error {
-		return fn(Tx{queries.New(tx), tx})
-	})
+	return transact(ctx, d.app, tenantID, fn)
 }
 
 // Tenant returns the queries of one account for single statements: each runs as a transaction of its own, in
 // one round trip with the setting of the account.
 func (d *DB) Tenant(tenantID uuid.UUID) *queries.Queries {
-	return queries.New(statements{pool: d.app, tenant: tenantID})
+	return queries.New(statements(d.app, tenantID))
 }
 
 // AsPlatform runs fn across accounts, as the platform's login. The access row (who and why) is written first,
 // in the same transaction.
 func (d *DB) AsPlatform(ctx context.Context, operator, reason string, fn func(Tx) error) error {
-	return pgx.BeginFunc(ctx, d.platform, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "insert into platform_access (operator, reason) values ($1, $2)", operator, reason); err != nil {
+	return transact(ctx, d.platform, uuid.Nil, func(tx Tx) error {
+		if err := tx.Exec(ctx, "insert into platform_access (operator, reason) values ($1, $2)", operator, reason); err != nil {
 			return fmt.Errorf("write the access row: %w", err)
 		}
-		return fn(Tx{queries.New(tx), tx})
+		return fn(tx)
 	})
 }
 

@@ -3,6 +3,7 @@ package db_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 
@@ -62,6 +63,70 @@ func TestAnErrorRollsBackAndTheConnectionForgetsTheAccount(t *testing.T) {
 	}
 	if _, err := d.Lookup().Tenant(ctx); !db.NotFound(err) {
 		t.Fatalf("the pool's only connection still knows an account: %v", err)
+	}
+}
+
+// A statement that answers nothing waits for the next one: it comes before it, and its error comes back there.
+func TestWhatAnswersNothingIsDoneBeforeTheNextStatementAndFailsWithIt(t *testing.T) {
+	t.Parallel()
+	d := dbtest.NewWith(t, db.Options{MaxConns: 1})
+	a, b := d.Account(t), d.Account(t)
+	ctx := context.Background()
+	row := func(tenantID uuid.UUID) queries.InsertAuditEventParams {
+		return queries.InsertAuditEventParams{TenantID: tenantID, ID: uuid.Must(uuid.NewV7()), ActorKind: "system", ActorID: "test", Action: "test",
+			ResourceType: "test", ResourceID: "test", Changed: []string{}}
+	}
+	count := func() (n int) {
+		t.Helper()
+		if err := d.Owner(t).QueryRow(ctx, "select count(*) from audit_events").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	written := row(a)
+	err := d.InTenant(ctx, a, func(tx db.Tx) error {
+		if err := tx.InsertAuditEvent(ctx, written); err != nil {
+			return err
+		}
+		seen, err := tx.AuditEvents(ctx, queries.AuditEventsParams{AtMost: 10})
+		if err != nil || len(seen) != 1 || seen[0].ID != written.ID {
+			t.Errorf("the next statement saw %v, %v", seen, err)
+		}
+		return tx.InsertAuditEvent(ctx, row(a)) // goes with the commit
+	})
+	if err != nil || count() != 2 {
+		t.Fatalf("%v, and %d rows", err, count())
+	}
+	for name, then := range map[string]func(db.Tx) error{
+		"the commit":     func(db.Tx) error { return nil },
+		"a next one":     func(tx db.Tx) error { _, err := tx.Tenant(ctx); return err },
+		"one not looked": func(tx db.Tx) error { tx.Tenant(ctx); return nil },
+	} {
+		err := d.InTenant(ctx, a, func(tx db.Tx) error {
+			if err := tx.InsertAuditEvent(ctx, row(a)); err != nil {
+				return err
+			}
+			if err := tx.InsertAuditEvent(ctx, row(b)); err != nil { // another account's
+				return err
+			}
+			return then(tx)
+		})
+		if err == nil || count() != 2 {
+			t.Errorf("%s: %v, and %d rows", name, err, count())
+		}
+		if name != "one not looked" && !strings.Contains(err.Error(), "InsertAuditEvent: ") {
+			t.Errorf("%s does not name what failed: %v", name, err)
+		}
+	}
+	// A transaction without statements needs no connection, even while the only one is taken.
+	err = d.InTenant(ctx, a, func(tx db.Tx) error {
+		if _, err := tx.Tenant(ctx); err != nil {
+			return err
+		}
+		return d.InTenant(ctx, a, func(db.Tx) error { return nil })
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -11,28 +11,31 @@ import (
 
 const setTenant = "select set_config('app.tenant_id', $1, true)"
 
-// statements runs each statement under one account in one round trip: the setting and the statement travel as one
-// batch, which PostgreSQL runs as one implicit transaction. Measured against no isolation at all: see docs/benchmarks.md.
-// Works through a pooler in transaction mode, since nothing outlives the transaction.
-type statements struct {
-	pool   *pgxpool.Pool
-	tenant uuid.UUID
+// piped is what generated queries run on: send sends a statement, with whatever must go before it, in one round trip. What
+// it returns has the statement's own result next.
+type piped struct {
+	send func(ctx context.Context, sql string, args []any) (pgx.BatchResults, error)
 }
 
-func (s statements) send(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
-	var b pgx.Batch
-	b.Queue(setTenant, s.tenant.String())
-	b.Queue(sql, args...)
-	results := s.pool.SendBatch(ctx, &b)
-	if _, err := results.Exec(); err != nil {
-		results.Close()
-		return nil, err
-	}
-	return results, nil
+// statements runs each statement under one account as a transaction of its own, in one round trip: the setting and the
+// statement travel as one batch, which PostgreSQL runs as one implicit transaction. Measured against no isolation at all: see
+// docs/benchmarks.md. Works through a pooler in transaction mode, since nothing outlives the transaction.
+func statements(pool *pgxpool.Pool, tenant uuid.UUID) piped {
+	return piped{func(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+		var b pgx.Batch
+		b.Queue(setTenant, tenant.String())
+		b.Queue(sql, args...)
+		results := pool.SendBatch(ctx, &b)
+		if _, err := results.Exec(); err != nil {
+			results.Close()
+			return nil, err
+		}
+		return results, nil
+	}}
 }
 
-func (s statements) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	results, err := s.send(ctx, sql, args)
+func (p piped) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	results, err := p.send(ctx, sql, args)
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
@@ -43,8 +46,8 @@ func (s statements) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 	return tag, err
 }
 
-func (s statements) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	results, err := s.send(ctx, sql, args)
+func (p piped) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	results, err := p.send(ctx, sql, args)
 	if err != nil {
 		return nil, err
 	}
@@ -56,8 +59,8 @@ func (s statements) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 	return &batchRows{Rows: rows, results: results}, nil
 }
 
-func (s statements) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	rows, err := s.Query(ctx, sql, args...)
+func (p piped) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	rows, err := p.Query(ctx, sql, args...)
 	return batchRow{rows, err}
 }
 

@@ -141,5 +141,15 @@ where c.tenant_id = app_tenant() and c.id = @id and c.adapter ->> 'exec_id' = @e
 -- name: AdapterState :one
 select adapter from conversations where tenant_id = app_tenant() and id = @id;
 
+-- name: ConversationNow :one
+-- What the account's stream tells of a conversation: with its first turn that waits or runs.
+select c.title, c.status, coalesce(t.id, '00000000-0000-0000-0000-000000000000')::uuid as turn_id, coalesce(t.turn_number, 0)::int as turn_number, coalesce(t.status, '')::text as turn_status,
+    coalesce(t.waiting_for, '')::text as waiting_for
+from conversations c
+left join lateral (
+    select * from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id and t.status in ('pending', 'running') order by t.turn_number limit 1
+) t on true
+where c.tenant_id = app_tenant() and c.id = @id;
+
 -- name: ConversationStatus :one
 select status from conversations where tenant_id = app_tenant() and id = @id;

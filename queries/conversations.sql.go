@@ -136,6 +136,40 @@ func (q *Queries) ConversationCounts(ctx context.Context, workspaceIds []uuid.UU
 	return items, nil
 }
 
+const conversationNow = `-- name: ConversationNow :one
+select c.title, c.status, coalesce(t.id, '00000000-0000-0000-0000-000000000000')::uuid as turn_id, coalesce(t.turn_number, 0)::int as turn_number, coalesce(t.status, '')::text as turn_status,
+    coalesce(t.waiting_for, '')::text as waiting_for
+from conversations c
+left join lateral (
+    select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id and t.status in ('pending', 'running') order by t.turn_number limit 1
+) t on true
+where c.tenant_id = app_tenant() and c.id = $1
+`
+
+type ConversationNowRow struct {
+	Title      string
+	Status     string
+	TurnID     uuid.UUID
+	TurnNumber int32
+	TurnStatus string
+	WaitingFor string
+}
+
+// What the account's stream tells of a conversation: with its first turn that waits or runs.
+func (q *Queries) ConversationNow(ctx context.Context, id uuid.UUID) (ConversationNowRow, error) {
+	row := q.db.QueryRow(ctx, conversationNow, id)
+	var i ConversationNowRow
+	err := row.Scan(
+		&i.Title,
+		&i.Status,
+		&i.TurnID,
+		&i.TurnNumber,
+		&i.TurnStatus,
+		&i.WaitingFor,
+	)
+	return i, err
+}
+
 const conversationOfWorkspace = `-- name: ConversationOfWorkspace :one
 select id from conversations where tenant_id = app_tenant() and workspace_id = $1 order by created_at limit 1
 `

@@ -13,80 +13,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const appendBatch = `-- name: AppendBatch :many
-with free as (
-    select h.conversation_id
-    from conversation_heads h
-    join conversations c on c.tenant_id = h.tenant_id and c.id = h.conversation_id
-    where h.tenant_id = app_tenant() and h.conversation_id = any($1::uuid[])
-    order by h.conversation_id
-    for no key update of h skip locked
-    for key share of c skip locked
-), moved as (
-    update conversation_heads h set seq = h.seq + n.rows
-    from free, (select unnest($1::uuid[]) as id, unnest($2::int[]) as rows) n
-    where h.tenant_id = app_tenant() and h.conversation_id = free.conversation_id and n.id = free.conversation_id
-    returning h.conversation_id, h.seq - n.rows as base
-), added as (
-    insert into events (tenant_id, conversation_id, seq, turn_id, type, body, raw)
-    select app_tenant(), moved.conversation_id, moved.base + r.ord, nullif(r.turn_id, '00000000-0000-0000-0000-000000000000'::uuid), r.type, r.body, r.raw
-    from moved
-    join (select unnest($3::uuid[]) as conversation_id, unnest($4::int[]) as ord, unnest($5::uuid[]) as turn_id,
-                 unnest($6::text[]) as type, unnest($7::jsonb[]) as body, unnest($8::text[]) as raw) r
-        on r.conversation_id = moved.conversation_id
-)
-select conversation_id, base::bigint, pg_current_xact_id()::text as xid from moved
-`
-
-type AppendBatchParams struct {
-	Ids     []uuid.UUID
-	Counts  []int32
-	Of      []uuid.UUID
-	Ords    []int32
-	TurnIds []uuid.UUID
-	Types   []string
-	Bodies  []json.RawMessage
-	Raws    []string
-}
-
-type AppendBatchRow struct {
-	ConversationID uuid.UUID
-	Base           int64
-	Xid            string
-}
-
-// Rows of many conversations of the account. A conversation whose counter is locked, or whose own row is locked against
-// its transcript's foreign key, is left out: nobody waits for it. xid tells later whether a commit was made whose answer
-// was lost.
-func (q *Queries) AppendBatch(ctx context.Context, arg AppendBatchParams) ([]AppendBatchRow, error) {
-	rows, err := q.db.Query(ctx, appendBatch,
-		arg.Ids,
-		arg.Counts,
-		arg.Of,
-		arg.Ords,
-		arg.TurnIds,
-		arg.Types,
-		arg.Bodies,
-		arg.Raws,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []AppendBatchRow{}
-	for rows.Next() {
-		var i AppendBatchRow
-		if err := rows.Scan(&i.ConversationID, &i.Base, &i.Xid); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const appendEvents = `-- name: AppendEvents :one
 with head as (
     update conversation_heads h set seq = h.seq + $1::int
@@ -256,98 +182,6 @@ func (q *Queries) EventsBefore(ctx context.Context, arg EventsBeforeParams) ([]E
 	return items, nil
 }
 
-const fenceStands = `-- name: FenceStands :one
-select exists (select 1 from operations
-    where tenant_id = app_tenant() and id = $1 and owner = $2::uuid and epoch = $3 and state = 'running')
-`
-
-type FenceStandsParams struct {
-	ID    uuid.UUID
-	Owner uuid.UUID
-	Epoch int64
-}
-
-func (q *Queries) FenceStands(ctx context.Context, arg FenceStandsParams) (bool, error) {
-	row := q.db.QueryRow(ctx, fenceStands, arg.ID, arg.Owner, arg.Epoch)
-	var exists bool
-	err := row.Scan(&exists)
-	return exists, err
-}
-
-const holdFences = `-- name: HoldFences :many
-select o.id, o.owner::uuid as owner, o.epoch
-from operations o
-join (select unnest($1::uuid[]) as id, unnest($2::uuid[]) as owner, unnest($3::bigint[]) as epoch) f
-    on f.id = o.id and f.owner = o.owner and f.epoch = o.epoch
-where o.tenant_id = app_tenant() and o.state = 'running'
-order by o.id
-for share of o skip locked
-`
-
-type HoldFencesParams struct {
-	Ids    []uuid.UUID
-	Owners []uuid.UUID
-	Epochs []int64
-}
-
-type HoldFencesRow struct {
-	ID    uuid.UUID
-	Owner uuid.UUID
-	Epoch int64
-}
-
-// Which of these owners still hold their operations; those stay held until the transaction ends. One whose row is
-// locked is left out.
-func (q *Queries) HoldFences(ctx context.Context, arg HoldFencesParams) ([]HoldFencesRow, error) {
-	rows, err := q.db.Query(ctx, holdFences, arg.Ids, arg.Owners, arg.Epochs)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []HoldFencesRow{}
-	for rows.Next() {
-		var i HoldFencesRow
-		if err := rows.Scan(&i.ID, &i.Owner, &i.Epoch); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const lockTranscripts = `-- name: LockTranscripts :many
-select h.conversation_id
-from conversation_heads h
-join conversations c on c.tenant_id = h.tenant_id and c.id = h.conversation_id
-where h.tenant_id = app_tenant() and h.conversation_id = any($1::uuid[])
-order by h.conversation_id
-for no key update of c, h skip locked
-`
-
-// Conversations of the account that could be written to now, locked so that they stay so.
-func (q *Queries) LockTranscripts(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, lockTranscripts, ids)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []uuid.UUID{}
-	for rows.Next() {
-		var conversation_id uuid.UUID
-		if err := rows.Scan(&conversation_id); err != nil {
-			return nil, err
-		}
-		items = append(items, conversation_id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const streamState = `-- name: StreamState :one
 select h.seq, c.status,
     coalesce((select e.seq from events e where e.tenant_id = c.tenant_id and e.conversation_id = c.id order by e.seq limit 1), 0)::bigint as first
@@ -414,18 +248,6 @@ func (q *Queries) ToolCalls(ctx context.Context, conversationID uuid.UUID, turnI
 		return nil, err
 	}
 	return items, nil
-}
-
-const transactionStatus = `-- name: TransactionStatus :one
-select coalesce(pg_xact_status(cast(cast($1 as text) as xid8)), '')::text as status
-`
-
-// What became of a transaction: committed, aborted, in progress.
-func (q *Queries) TransactionStatus(ctx context.Context, xid string) (string, error) {
-	row := q.db.QueryRow(ctx, transactionStatus, xid)
-	var status string
-	err := row.Scan(&status)
-	return status, err
 }
 
 const transcriptExists = `-- name: TranscriptExists :one

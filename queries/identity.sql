@@ -1,6 +1,6 @@
 -- Written as the platform, when an account is made.
 
--- name: InsertIdentity :exec
+-- name: InsertIdentity :execrows
 insert into identities (id, email, password_hash) values (@id, @email, @password_hash);
 
 -- name: InsertMembership :exec

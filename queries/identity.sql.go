@@ -108,7 +108,7 @@ func (q *Queries) IdentityByEmail(ctx context.Context, email string) (IdentityBy
 	return i, err
 }
 
-const insertIdentity = `-- name: InsertIdentity :exec
+const insertIdentity = `-- name: InsertIdentity :execrows
 
 insert into identities (id, email, password_hash) values ($1, $2, $3)
 `
@@ -120,9 +120,12 @@ type InsertIdentityParams struct {
 }
 
 // Written as the platform, when an account is made.
-func (q *Queries) InsertIdentity(ctx context.Context, arg InsertIdentityParams) error {
-	_, err := q.db.Exec(ctx, insertIdentity, arg.ID, arg.Email, arg.PasswordHash)
-	return err
+func (q *Queries) InsertIdentity(ctx context.Context, arg InsertIdentityParams) (int64, error) {
+	result, err := q.db.Exec(ctx, insertIdentity, arg.ID, arg.Email, arg.PasswordHash)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const insertKey = `-- name: InsertKey :one

@@ -1,6 +1,6 @@
 -- Owned operations on a workspace's machine. See package internal/machine/operation.
 
--- name: InsertMachineOperation :exec
+-- name: InsertMachineOperation :execrows
 insert into operations (tenant_id, id, kind, workspace_id, machine_id, payload)
 values (app_tenant(), @id, @kind, @workspace_id::uuid, @machine_id::uuid, @payload);
 

@@ -195,7 +195,7 @@ func (q *Queries) HeldOperations(ctx context.Context, holder uuid.UUID) ([]HeldO
 	return items, nil
 }
 
-const insertMachineOperation = `-- name: InsertMachineOperation :exec
+const insertMachineOperation = `-- name: InsertMachineOperation :execrows
 
 insert into operations (tenant_id, id, kind, workspace_id, machine_id, payload)
 values (app_tenant(), $1, $2, $3::uuid, $4::uuid, $5)
@@ -210,15 +210,18 @@ type InsertMachineOperationParams struct {
 }
 
 // Owned operations on a workspace's machine. See package internal/machine/operation.
-func (q *Queries) InsertMachineOperation(ctx context.Context, arg InsertMachineOperationParams) error {
-	_, err := q.db.Exec(ctx, insertMachineOperation,
+func (q *Queries) InsertMachineOperation(ctx context.Context, arg InsertMachineOperationParams) (int64, error) {
+	result, err := q.db.Exec(ctx, insertMachineOperation,
 		arg.ID,
 		arg.Kind,
 		arg.WorkspaceID,
 		arg.MachineID,
 		arg.Payload,
 	)
-	return err
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const openMachineOperation = `-- name: OpenMachineOperation :one

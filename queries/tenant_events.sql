@@ -1,10 +1,9 @@
--- name: AppendTenantEvent :one
+-- name: AppendTenantEvent :exec
 with head as (
     update tenant_heads set event_seq = event_seq + 1 where tenant_id = app_tenant() returning event_seq
 )
 insert into tenant_events (tenant_id, seq, name, workspace_id, setup_id, body)
-select app_tenant(), head.event_seq, @name, sqlc.narg(workspace_id), sqlc.narg(setup_id), @body from head
-returning seq;
+select app_tenant(), head.event_seq, @name, sqlc.narg(workspace_id), sqlc.narg(setup_id), @body from head;
 
 -- name: TenantEventsAfter :many
 select * from tenant_events where tenant_id = app_tenant() and seq > @after order by seq limit @at_most;

@@ -12,13 +12,12 @@ import (
 	"github.com/google/uuid"
 )
 
-const appendTenantEvent = `-- name: AppendTenantEvent :one
+const appendTenantEvent = `-- name: AppendTenantEvent :exec
 with head as (
     update tenant_heads set event_seq = event_seq + 1 where tenant_id = app_tenant() returning event_seq
 )
 insert into tenant_events (tenant_id, seq, name, workspace_id, setup_id, body)
 select app_tenant(), head.event_seq, $1, $2, $3, $4 from head
-returning seq
 `
 
 type AppendTenantEventParams struct {
@@ -28,16 +27,14 @@ type AppendTenantEventParams struct {
 	Body        json.RawMessage
 }
 
-func (q *Queries) AppendTenantEvent(ctx context.Context, arg AppendTenantEventParams) (int64, error) {
-	row := q.db.QueryRow(ctx, appendTenantEvent,
+func (q *Queries) AppendTenantEvent(ctx context.Context, arg AppendTenantEventParams) error {
+	_, err := q.db.Exec(ctx, appendTenantEvent,
 		arg.Name,
 		arg.WorkspaceID,
 		arg.SetupID,
 		arg.Body,
 	)
-	var seq int64
-	err := row.Scan(&seq)
-	return seq, err
+	return err
 }
 
 const deleteSetupEvents = `-- name: DeleteSetupEvents :exec

@@ -91,15 +91,25 @@ select id from operations
 where tenant_id = app_tenant() and conversation_id = @conversation_id::uuid and kind in ('turn', 'end') and state = 'pending'
 order by created_at, id;
 
--- name: HoldOperation :one
--- Whether the owner still holds it, and that it does until the transaction ends: the first statement of everything that
--- a turn's owner writes.
-select id from operations
-where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch = @epoch and state = 'running' for share;
+-- name: HoldConversation :one
+-- Whether the owner still holds the operation, and that it does until the transaction ends, with the lock of its
+-- conversation before it: the first statement of everything that an owner writes. Also of a conversation that a person
+-- deleted: what ends it must still finish.
+with c as materialized (
+    select tenant_id, id from conversations where tenant_id = app_tenant() and id = @conversation_id::uuid for update
+)
+select o.id from c
+join operations o on o.tenant_id = c.tenant_id and o.conversation_id = c.id
+where o.id = @id and o.owner = @owner::uuid and o.epoch = @epoch and o.state = 'running'
+for share of o;
+
+-- name: OperationState :one
+select state from operations where tenant_id = app_tenant() and id = @id;
 
 -- name: StartTurn :one
--- Its first attempt begins with it.
-update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()), waiting_for = @waiting_for, waiting_since = now()
+-- Its first attempt begins with it. sent: its prompt is sent right away, and never again.
+update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()),
+    waiting_for = @waiting_for, waiting_since = now(), prompt_sent_at = case when @sent::bool then now() end
 where tenant_id = app_tenant() and id = @id and status = 'pending'
 returning *;
 

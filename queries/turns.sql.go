@@ -241,21 +241,33 @@ func (q *Queries) FirstToken(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-const holdOperation = `-- name: HoldOperation :one
-select id from operations
-where tenant_id = app_tenant() and id = $1 and owner = $2::uuid and epoch = $3 and state = 'running' for share
+const holdConversation = `-- name: HoldConversation :one
+with c as materialized (
+    select tenant_id, id from conversations where tenant_id = app_tenant() and id = $4::uuid for update
+)
+select o.id from c
+join operations o on o.tenant_id = c.tenant_id and o.conversation_id = c.id
+where o.id = $1 and o.owner = $2::uuid and o.epoch = $3 and o.state = 'running'
+for share of o
 `
 
-type HoldOperationParams struct {
-	ID    uuid.UUID
-	Owner uuid.UUID
-	Epoch int64
+type HoldConversationParams struct {
+	ID             uuid.UUID
+	Owner          uuid.UUID
+	Epoch          int64
+	ConversationID uuid.UUID
 }
 
-// Whether the owner still holds it, and that it does until the transaction ends: the first statement of everything that
-// a turn's owner writes.
-func (q *Queries) HoldOperation(ctx context.Context, arg HoldOperationParams) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, holdOperation, arg.ID, arg.Owner, arg.Epoch)
+// Whether the owner still holds the operation, and that it does until the transaction ends, with the lock of its
+// conversation before it: the first statement of everything that an owner writes. Also of a conversation that a person
+// deleted: what ends it must still finish.
+func (q *Queries) HoldConversation(ctx context.Context, arg HoldConversationParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, holdConversation,
+		arg.ID,
+		arg.Owner,
+		arg.Epoch,
+		arg.ConversationID,
+	)
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
@@ -625,6 +637,17 @@ func (q *Queries) OpenTurnsOfConversations(ctx context.Context, conversationIds 
 	return items, nil
 }
 
+const operationState = `-- name: OperationState :one
+select state from operations where tenant_id = app_tenant() and id = $1
+`
+
+func (q *Queries) OperationState(ctx context.Context, id uuid.UUID) (string, error) {
+	row := q.db.QueryRow(ctx, operationState, id)
+	var state string
+	err := row.Scan(&state)
+	return state, err
+}
+
 const permissionRequest = `-- name: PermissionRequest :one
 select tenant_id, id, conversation_id, turn_id, tool_call_id, tool, options, status, outcome, option_id, answered_by, deadline, created_at, resolved_at from permission_requests where tenant_id = app_tenant() and id = $1 and conversation_id = $2
 `
@@ -766,14 +789,21 @@ func (q *Queries) SetTurnUsage(ctx context.Context, usage json.RawMessage, iD uu
 }
 
 const startTurn = `-- name: StartTurn :one
-update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()), waiting_for = $1, waiting_since = now()
-where tenant_id = app_tenant() and id = $2 and status = 'pending'
+update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()),
+    waiting_for = $1, waiting_since = now(), prompt_sent_at = case when $2::bool then now() end
+where tenant_id = app_tenant() and id = $3 and status = 'pending'
 returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
-// Its first attempt begins with it.
-func (q *Queries) StartTurn(ctx context.Context, waitingFor string, iD uuid.UUID) (Turn, error) {
-	row := q.db.QueryRow(ctx, startTurn, waitingFor, iD)
+type StartTurnParams struct {
+	WaitingFor string
+	Sent       bool
+	ID         uuid.UUID
+}
+
+// Its first attempt begins with it. sent: its prompt is sent right away, and never again.
+func (q *Queries) StartTurn(ctx context.Context, arg StartTurnParams) (Turn, error) {
+	row := q.db.QueryRow(ctx, startTurn, arg.WaitingFor, arg.Sent, arg.ID)
 	var i Turn
 	err := row.Scan(
 		&i.TenantID,

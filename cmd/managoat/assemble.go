@@ -240,12 +240,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	s.hub = stream.NewHub(b.db, log)
 	s.reader = stream.NewReader(b.db, s.hub)
 	account := stream.NewAccount(s.hub)
-	s.writer = transcript.NewWriter(b.db, s.hub, log)
-	b.cleanup(func(ctx context.Context) {
-		if err := s.writer.Close(ctx); err != nil {
-			log.Error("the last rows of transcripts were not written", "err", err)
-		}
-	})
+	s.writer = transcript.NewWriter(b.db, s.hub)
 	s.ledger = ledger.New(b.db, log)
 	if s.identity, err = identity.NewService(b.db, b.keys, log); err != nil {
 		return nil, err

@@ -134,7 +134,7 @@ func (s *Service) Restore(ctx context.Context, tenantID uuid.UUID) error {
 			s.log.Error("a conversation's token does not open", "conversation", c.ID, "error", err)
 			continue
 		}
-		bound, err := s.openBound(ctx, c)
+		bound, err := s.openBound(ctx, s.db.Tenant(tenantID), c)
 		if err != nil {
 			// A credential that was changed or deleted: the adapter's model calls are refused from now on.
 			s.log.Warn("a conversation's credential does not open", "conversation", c.ID, "error", err)
@@ -148,11 +148,11 @@ func (s *Service) Restore(ctx context.Context, tenantID uuid.UUID) error {
 }
 
 // openBound opens what the conversation calls models with; nil when it is bound to nothing.
-func (s *Service) openBound(ctx context.Context, c queries.Conversation) (*inference.Bound, error) {
+func (s *Service) openBound(ctx context.Context, q *queries.Queries, c queries.Conversation) (*inference.Bound, error) {
 	if c.InferenceCredentialID == nil {
 		return nil, nil
 	}
-	b, err := s.o.Inference.Open(ctx, c.TenantID, *c.InferenceCredentialID, c.CredentialRevision)
+	b, err := s.o.Inference.Open(ctx, q, *c.InferenceCredentialID, c.CredentialRevision)
 	if err != nil {
 		return nil, err
 	}

@@ -43,15 +43,16 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	bound, err := t.s.openBound(ctx, t.c)
+	bound, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c)
 	if err != nil {
-		return nil, err
-	}
-	if err := t.s.clearHomes(ctx, up.Guest, t.c.TenantID, t.c.WorkspaceID, up.MachineID); err != nil {
 		return nil, err
 	}
 	if p, err := t.rejoin(ctx, up, bound); p != nil || err != nil {
 		return p, err
+	}
+	// A machine that was just woken has no adapter yet, but may have homes of conversations that ended while it was parked.
+	if err := t.s.clearHomes(ctx, up.Guest, t.c.TenantID, t.c.WorkspaceID, up.MachineID); err != nil {
+		return nil, err
 	}
 	if err := t.install(ctx); err != nil {
 		return nil, err
@@ -62,10 +63,9 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	return t.launch(ctx, up, bound)
 }
 
-// attempt counts another start of the turn, unless that was done with the turn's own start.
+// attempt counts another start of the turn; the first is counted as it begins.
 func (t *turn) attempt(ctx context.Context) error {
-	if t.counted {
-		t.counted = false
+	if !t.begun {
 		return nil
 	}
 	return t.op.write(ctx, func(tx db.Tx) error {
@@ -399,7 +399,7 @@ func (t *turn) reattach(ctx context.Context) error {
 	if _, err := up.Guest.Status(ctx, a.ExecID.String()); err != nil {
 		return orphan("no_active_session")
 	}
-	bound, err := t.s.openBound(ctx, t.c)
+	bound, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c)
 	if err != nil {
 		bound = nil // what it holds still runs; only its secret is not known here
 	}
@@ -468,7 +468,6 @@ func (s *Service) runEnd(ctx context.Context, op *operation) error {
 			return err
 		}
 	}
-	s.o.Writer.Forget(c.ID)
 	return op.write(ctx, func(tx db.Tx) error { return op.endWith(ctx, tx, "done") })
 }
 

@@ -144,17 +144,14 @@ type statusEvent struct {
 // tell puts a conversation's state, as the transaction leaves it, on the account's stream. It comes last: the account's
 // counter stays locked until the commit.
 func (s *Service) tell(ctx context.Context, tx db.Tx, tenantID, id, workspaceID uuid.UUID, after *announcements) error {
-	c, err := tx.LockConversationAlways(ctx, id)
+	now, err := tx.ConversationNow(ctx, id)
 	if err != nil {
 		return err
 	}
-	e := statusEvent{ConversationID: id, WorkspaceID: workspaceID, Title: c.Title, Status: c.Status}
-	open, err := tx.OpenTurns(ctx, id)
-	if err != nil {
-		return err
-	}
-	if len(open) > 0 {
-		e.TurnID, e.TurnNumber, e.TurnStatus, e.WaitingFor = &open[0].ID, int(open[0].TurnNumber), open[0].Status, open[0].WaitingFor
+	e := statusEvent{ConversationID: id, WorkspaceID: workspaceID, Title: now.Title, Status: now.Status,
+		TurnNumber: int(now.TurnNumber), TurnStatus: now.TurnStatus, WaitingFor: now.WaitingFor}
+	if now.TurnID != uuid.Nil {
+		e.TurnID = &now.TurnID
 	}
 	pending, err := s.o.Account.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.ConversationStatus, Body: e, WorkspaceID: &workspaceID})
 	if err != nil {

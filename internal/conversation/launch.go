@@ -83,7 +83,6 @@ func (s *Service) Create(ctx context.Context, actor tenant.Actor, in CreateInput
 		return Conversation{}, fmt.Errorf("create a conversation: %w", err)
 	}
 	after.run()
-	s.kick(actor.TenantID, id)
 	return s.show(ctx, actor.TenantID, id)
 }
 

@@ -97,9 +97,6 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 	if err := in.validate(); err != nil {
 		return Turn{}, err
 	}
-	if err := s.checkSource(ctx, actor, id); err != nil {
-		return Turn{}, err
-	}
 	var turn queries.Turn
 	var ahead int
 	var after announcements
@@ -107,6 +104,12 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 		after = nil
 		c, err := s.lock(ctx, tx, actor, id)
 		if err != nil {
+			return err
+		}
+		if c.Status == Failed || c.Status == Terminated {
+			return ended(c)
+		}
+		if _, err := s.openBound(ctx, tx.Queries, c); err != nil { // what it is bound to must be what it was
 			return err
 		}
 		open, err := tx.OpenTurns(ctx, id)
@@ -124,26 +127,9 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 		return Turn{}, fmt.Errorf("prompt: %w", err)
 	}
 	after.run()
-	s.kick(actor.TenantID, id)
 	v, err := viewTurn(turn)
 	v.QueuePosition = ahead
 	return v, err
-}
-
-// checkSource refuses a prompt of a conversation whose credential is not what it was bound to.
-func (s *Service) checkSource(ctx context.Context, actor tenant.Actor, id uuid.UUID) error {
-	row, err := s.db.Tenant(actor.TenantID).Conversation(ctx, id)
-	if err != nil {
-		return missing(err)
-	}
-	if err := reach(actor, row.Conversation); err != nil {
-		return err
-	}
-	if row.Conversation.Status == Failed || row.Conversation.Status == Terminated {
-		return ended(row.Conversation)
-	}
-	_, err = s.openBound(ctx, row.Conversation)
-	return err
 }
 
 func checkBusy(open []queries.Turn, queue bool) error {
@@ -169,9 +155,6 @@ func checkBusy(open []queries.Turn, queue bool) error {
 // accept opens a turn of a locked conversation. The quota's row and then the account's counter are locked last, as
 // everywhere.
 func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput, after *announcements) (queries.Turn, error) {
-	if c.Status == Failed || c.Status == Terminated {
-		return queries.Turn{}, ended(c)
-	}
 	images := make([]image, len(in.Images))
 	for i, img := range in.Images {
 		images[i] = image{MediaType: img.MediaType, Data: img.Data}
@@ -196,7 +179,8 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err := tx.CountTurn(ctx, queries.CountTurnParams{ID: c.ID, TurnNumber: turn.TurnNumber, Title: title}); err != nil {
 		return queries.Turn{}, err
 	}
-	if err := tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: uuid.Must(uuid.NewV7()), WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID}); err != nil {
+	operation := uuid.Must(uuid.NewV7())
+	if err := tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: operation, WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID}); err != nil {
 		return queries.Turn{}, err
 	}
 	if err := audit.Write(ctx, tx, actor, audit.ConversationPrompt, resource, c.ID); err != nil {
@@ -205,6 +189,7 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err := quota.TakePrompt(ctx, tx, c.TenantID, s.o.Quotas); err != nil {
 		return queries.Turn{}, err
 	}
+	after.add(func() { s.open(c.TenantID, operation) })
 	return turn, s.tell(ctx, tx, c.TenantID, c.ID, c.WorkspaceID, after)
 }
 

@@ -45,7 +45,7 @@ type turn struct {
 	runtime runtime.Runtime
 	asked   chan struct{} // closed when somebody asks to interrupt it
 
-	counted  bool        // the attempt that begins is counted already
+	begun    bool        // it runs, and the transcript has its prompt
 	stopping atomic.Bool // the agent was told to stop
 	spoke    bool        // the pump's: its first token came
 
@@ -80,9 +80,6 @@ func (s *Service) runTurn(ctx context.Context, op *operation) error {
 	if t.row.PromptSentAt != nil {
 		return t.reattach(ctx)
 	}
-	if started, err := t.start(ctx); err != nil || !started {
-		return err
-	}
 	return t.drive(ctx)
 }
 
@@ -91,7 +88,7 @@ func (s *Service) loadTurn(ctx context.Context, op *operation) (*turn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read turn %s: %w", *op.row.TurnID, err)
 	}
-	t := &turn{s: s, op: op, row: row.Turn, c: row.Conversation, asked: make(chan struct{}), done: make(chan struct{})}
+	t := &turn{s: s, op: op, row: row.Turn, c: row.Conversation, begun: row.Turn.Status == Running, asked: make(chan struct{}), done: make(chan struct{})}
 	if err := json.Unmarshal(row.Agent, &t.agent); err != nil {
 		return nil, fmt.Errorf("read the agent of turn %s: %w", *op.row.TurnID, err)
 	}
@@ -102,51 +99,59 @@ func (s *Service) loadTurn(ctx context.Context, op *operation) (*turn, error) {
 	return t, nil
 }
 
-// start makes a turn that waited run, and shows its prompt. False: it was withdrawn meanwhile.
-func (t *turn) start(ctx context.Context) (bool, error) {
-	if t.row.Status == Running {
-		return true, nil // a server before us did
+// begin makes a turn that waited run, and shows its prompt and what it waits for now. One whose adapter is there begins with
+// its prompt's way to it; any other with the first that it waits for.
+func (t *turn) begin(ctx context.Context, waitingFor string) error {
+	if t.begun {
+		return nil
 	}
 	var after announcements
-	withdrawn := false
 	err := t.op.write(ctx, func(tx db.Tx) error {
-		after, withdrawn = nil, false
-		row, err := tx.StartTurn(ctx, ForMachine, t.row.ID)
-		if db.NotFound(err) {
-			withdrawn = true
-			return t.op.endWith(ctx, tx, "cancelled")
-		}
-		if err != nil {
-			return err
-		}
-		t.row = row
-		if err := tx.SetConversationStatus(ctx, Running, t.c.ID); err != nil {
-			return err
-		}
-		if t.c, err = tx.LockConversationAlways(ctx, t.c.ID); err != nil { // as it is now
-			return err
-		}
-		var images []image
-		if err := json.Unmarshal(row.Images, &images); err != nil {
-			return err
-		}
-		pending, err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, transcript.Row{Type: transcript.Prompt, TurnID: &t.row.ID,
-			Body: transcript.PromptBody{TurnNumber: int(row.TurnNumber), Text: row.Prompt, Images: len(images), By: row.AskedBy}})
-		if err != nil {
-			return err
-		}
-		after.add(pending.Announce)
-		if err := workspace.Touch(ctx, tx, t.c.WorkspaceID); err != nil {
-			return err
-		}
-		return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, t.c.WorkspaceID, &after)
+		after = nil
+		return t.beginTx(ctx, tx, waitingFor, false, &after)
 	})
-	if err != nil || withdrawn {
-		return false, err
+	if err == nil {
+		t.begun = true
+		after.run()
 	}
-	t.counted = true
-	after.run()
-	return true, nil
+	return err
+}
+
+// beginTx is begin in a transaction of the operation; with sent, its prompt is sent once that is committed.
+func (t *turn) beginTx(ctx context.Context, tx db.Tx, waitingFor string, sent bool, after *announcements) error {
+	row, err := tx.StartTurn(ctx, queries.StartTurnParams{ID: t.row.ID, WaitingFor: waitingFor, Sent: sent})
+	if db.NotFound(err) {
+		return errWithdrawn
+	}
+	if err != nil {
+		return err
+	}
+	t.row = row
+	if err := tx.SetConversationStatus(ctx, Running, t.c.ID); err != nil {
+		return err
+	}
+	var images []image
+	if err := json.Unmarshal(row.Images, &images); err != nil {
+		return err
+	}
+	pending, err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, transcript.Row{Type: transcript.Prompt, TurnID: &t.row.ID,
+		Body: transcript.PromptBody{TurnNumber: int(row.TurnNumber), Text: row.Prompt, Images: len(images), By: row.AskedBy}})
+	if err != nil {
+		return err
+	}
+	after.add(pending.Announce)
+	if err := workspace.Touch(ctx, tx, t.c.WorkspaceID); err != nil {
+		return err
+	}
+	return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, t.c.WorkspaceID, after)
+}
+
+// write is the operation's, of a turn that has begun: whatever is shown of it comes behind its prompt.
+func (t *turn) write(ctx context.Context, fn func(tx db.Tx) error) error {
+	if err := t.begin(ctx, ForMachine); err != nil {
+		return err
+	}
+	return t.op.write(ctx, fn)
 }
 
 // drive takes a turn from its start to its end.
@@ -157,6 +162,8 @@ func (t *turn) drive(ctx context.Context) error {
 		return t.await(ctx, p)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	case errors.Is(err, errWithdrawn), errors.Is(err, errFenced):
+		return err
 	case errors.Is(err, errInterrupted):
 		return t.settle(ctx, ending{status: Interrupted, reason: t.reason(ctx)}, nil)
 	}
@@ -221,8 +228,12 @@ func (t *turn) send(ctx context.Context, p *process) error {
 	default:
 	}
 	id := p.peer.NextID()
+	var after announcements
 	ok := p.do(ctx, func() {
 		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.TurnID, a.Prompt = &t.row.ID, id }, func(tx db.Tx) error {
+			if after = nil; !t.begun {
+				return t.beginTx(ctx, tx, ForModel, true, &after)
+			}
 			n, err := tx.PromptSent(ctx, t.row.ID)
 			if err == nil && n == 0 {
 				err = errFenced
@@ -230,6 +241,7 @@ func (t *turn) send(ctx context.Context, p *process) error {
 			return err
 		})
 		if err == nil {
+			t.begun = true
 			p.begin(t)
 		}
 	})
@@ -244,6 +256,7 @@ func (t *turn) send(ctx context.Context, p *process) error {
 		t.s.log.Warn("a prompt was not taken by an agent", "conversation", t.c.ID, "turn", t.row.ID, "error", err)
 		p.do(ctx, func() { p.unread(err) })
 	}
+	after.run()
 	return nil
 }
 
@@ -429,7 +442,7 @@ func (t *turn) settle(ctx context.Context, e ending, with *commitOf) error {
 		cancel()
 	}
 	var after announcements
-	err := t.op.write(ctx, func(tx db.Tx) error {
+	err := t.write(ctx, func(tx db.Tx) error {
 		after = nil
 		return t.settleTx(ctx, tx, e, with, &after)
 	})
@@ -602,6 +615,12 @@ func (t *turn) waits(ctx context.Context, reason, detail string) {
 		what += ":" + detail
 	}
 	var after announcements
+	if !t.begun {
+		if err := t.begin(ctx, what); err != nil && !errors.Is(err, errWithdrawn) && ctx.Err() == nil {
+			t.s.log.Warn("begin a turn", "turn", t.row.ID, "error", err)
+		}
+		return
+	}
 	err := t.op.write(ctx, func(tx db.Tx) error {
 		after = nil
 		if err := tx.TurnWaits(ctx, what, t.row.ID); err != nil {
@@ -639,7 +658,7 @@ func (t *turn) notice(ctx context.Context, code, text string) {
 
 func (t *turn) append(ctx context.Context, rows ...transcript.Row) {
 	var pending transcript.Pending
-	err := t.op.write(ctx, func(tx db.Tx) (err error) {
+	err := t.write(ctx, func(tx db.Tx) (err error) {
 		pending, err = t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, rows...)
 		return err
 	})

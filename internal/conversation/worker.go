@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,13 +26,17 @@ const (
 	lastWrites = 5 * time.Second // for what must be written after a context ended
 )
 
-// errFenced says that the operation is no longer ours: somebody else acts, and we must not.
-var errFenced = errors.New("the operation is owned by another server now")
+// Errors of an operation that we claimed and may not go on with.
+var (
+	errFenced    = errors.New("the operation is owned by another server now") // somebody else acts, and we must not
+	errWithdrawn = errors.New("the turn was withdrawn before it began")
+)
 
 // worker keeps track of what runs.
 type worker struct {
 	mu      sync.Mutex
 	kicked  map[db.Ref]struct{}    // conversations with new work
+	opened  []db.Ref               // operations that were just made
 	active  map[uuid.UUID]struct{} // operations that run here
 	signal  chan struct{}
 	running sync.WaitGroup
@@ -45,8 +51,20 @@ func (s *Service) kick(tenantID, conversationID uuid.UUID) {
 	s.work.mu.Lock()
 	s.work.kicked[db.Ref{TenantID: tenantID, ID: conversationID}] = struct{}{}
 	s.work.mu.Unlock()
+	s.work.wake()
+}
+
+// open names an operation that was just made, and may be run at once. It never waits.
+func (s *Service) open(tenantID, operationID uuid.UUID) {
+	s.work.mu.Lock()
+	s.work.opened = append(s.work.opened, db.Ref{TenantID: tenantID, ID: operationID})
+	s.work.mu.Unlock()
+	s.work.wake()
+}
+
+func (w *worker) wake() {
 	select {
-	case s.work.signal <- struct{}{}:
+	case w.signal <- struct{}{}:
 	default:
 	}
 }
@@ -66,7 +84,11 @@ func (s *Service) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.work.signal:
-			for _, ref := range s.takeKicks() {
+			kicked, opened := s.work.take()
+			for _, ref := range opened {
+				s.start(ctx, ref, false)
+			}
+			for _, ref := range kicked {
 				s.startNext(ctx, ref)
 			}
 		case <-sweep.C:
@@ -96,15 +118,13 @@ func (s *Service) adopt(ctx context.Context) error {
 	return nil
 }
 
-func (s *Service) takeKicks() []db.Ref {
-	s.work.mu.Lock()
-	defer s.work.mu.Unlock()
-	refs := make([]db.Ref, 0, len(s.work.kicked))
-	for ref := range s.work.kicked {
-		refs = append(refs, ref)
-	}
-	clear(s.work.kicked)
-	return refs
+func (w *worker) take() (kicked, opened []db.Ref) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	kicked, opened = slices.Collect(maps.Keys(w.kicked)), w.opened
+	clear(w.kicked)
+	w.opened = nil
+	return kicked, opened
 }
 
 // startNext starts what a conversation has to do.
@@ -182,6 +202,8 @@ func (s *Service) run(ctx context.Context, op *operation) {
 	}
 	switch {
 	case err == nil:
+	case errors.Is(err, errWithdrawn):
+		op.release(ctx)
 	case errors.Is(context.Cause(ctx), errFenced), errors.Is(err, errFenced):
 		s.log.Warn("an operation went to another server", "operation", op.row.ID, "epoch", op.row.Epoch)
 	default:
@@ -241,9 +263,6 @@ func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
 	defer op.mu.Unlock()
 	err := op.s.persist(ctx, func() error {
 		return op.s.db.InTenant(ctx, op.row.TenantID, func(tx db.Tx) error {
-			if _, err := tx.LockConversationAlways(ctx, *op.row.ConversationID); err != nil {
-				return err
-			}
 			if err := op.hold(ctx, tx); err != nil {
 				return err
 			}
@@ -255,11 +274,14 @@ func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
 }
 
 func (op *operation) hold(ctx context.Context, tx db.Tx) error {
-	_, err := tx.HoldOperation(ctx, queries.HoldOperationParams{ID: op.row.ID, Owner: op.s.o.Owner, Epoch: op.row.Epoch})
-	if db.NotFound(err) {
-		return errFenced
+	_, err := tx.HoldConversation(ctx, queries.HoldConversationParams{ID: op.row.ID, ConversationID: *op.row.ConversationID, Owner: op.s.o.Owner, Epoch: op.row.Epoch})
+	if !db.NotFound(err) {
+		return err
 	}
-	return err
+	if state, err := tx.OperationState(ctx, op.row.ID); err == nil && state == "cancelled" {
+		return errWithdrawn
+	}
+	return errFenced
 }
 
 // endWith ends the operation in the transaction of what it did.

@@ -107,7 +107,7 @@ func (s *Service) makeOwner(ctx context.Context, operator, reason string, in Own
 				return err
 			}
 		}
-		if err := tx.InsertIdentity(ctx, queries.InsertIdentityParams{ID: o.IdentityID, Email: o.Email, PasswordHash: hash}); err != nil {
+		if _, err := tx.InsertIdentity(ctx, queries.InsertIdentityParams{ID: o.IdentityID, Email: o.Email, PasswordHash: hash}); err != nil {
 			if db.IsUnique(err, "identities_email_key") {
 				return refusal.New(refusal.EmailTaken, "Somebody with the e-mail address %s has an account here. Sign in with it, or use another address.", o.Email).
 					With("errors", map[string][]string{"email": {"has an account here"}})

@@ -360,8 +360,7 @@ func (s *Service) Resolve(ctx context.Context, tenantID uuid.UUID, launch, agent
 }
 
 // Open opens what a conversation is bound to. inference_source_changed when it is not what it was at that revision.
-func (s *Service) Open(ctx context.Context, tenantID, id uuid.UUID, revision int32) (Bound, error) {
-	q := s.db.Tenant(tenantID)
+func (s *Service) Open(ctx context.Context, q *queries.Queries, id uuid.UUID, revision int32) (Bound, error) {
 	row, err := q.Credential(ctx, id)
 	switch {
 	case db.NotFound(err):

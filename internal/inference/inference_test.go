@@ -79,7 +79,7 @@ func TestACredentialIsKeptAndItsKeyNeverShown(t *testing.T) {
 	want(t, s.Delete(ctx, b.Actor, c.ID), refusal.NotFound)
 	_, err = s.Resolve(ctx, b.TenantID, &c.ID, nil, inference.Anthropic)
 	want(t, err, refusal.CredentialNotFound)
-	_, err = s.Open(ctx, b.TenantID, c.ID, 1)
+	_, err = s.Open(ctx, d.Tenant(b.TenantID), c.ID, 1)
 	want(t, err, refusal.InferenceSourceChanged)
 }
 
@@ -227,14 +227,14 @@ func TestABindingOpensUntilItsSourceChanges(t *testing.T) {
 		{`{"name":"renamed"}`, false}, {`{}`, false}, {`{"key":""}`, false}, {`{"default":true}`, false},
 		{`{"key":"two"}`, true}, {`{"base_url":"https://proxy.example.com/v1"}`, true}, {`{"base_url":"https://proxy.example.com/v1/"}`, false}, {`{"base_url":""}`, true},
 	} {
-		if _, err := s.Open(ctx, a.TenantID, c.ID, revision); err != nil {
+		if _, err := s.Open(ctx, d.Tenant(a.TenantID), c.ID, revision); err != nil {
 			t.Fatal(err)
 		}
 		got, err := s.Update(ctx, a.Actor, c.ID, patch(edit.body))
 		if err != nil {
 			t.Fatal(edit.body, err)
 		}
-		if _, err := s.Open(ctx, a.TenantID, c.ID, revision); edit.changes != refusal.Is(err, refusal.InferenceSourceChanged) {
+		if _, err := s.Open(ctx, d.Tenant(a.TenantID), c.ID, revision); edit.changes != refusal.Is(err, refusal.InferenceSourceChanged) {
 			t.Errorf("%s: the binding of before answers %v", edit.body, err)
 		}
 		revision = int32(got.Revision)
@@ -243,13 +243,13 @@ func TestABindingOpensUntilItsSourceChanges(t *testing.T) {
 	if fields := refusal.FieldErrors(want(t, err, refusal.ValidationFailed)); len(fields["provider"]) == 0 {
 		t.Errorf("a new provider: %v", fields)
 	}
-	if bound, err := s.Open(ctx, a.TenantID, c.ID, revision); err != nil || bound.Key.Reveal() != "two" {
+	if bound, err := s.Open(ctx, d.Tenant(a.TenantID), c.ID, revision); err != nil || bound.Key.Reveal() != "two" {
 		t.Errorf("an empty key replaced it: %v", err)
 	}
 	if err := s.Delete(ctx, a.Actor, c.ID); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Open(ctx, a.TenantID, c.ID, revision)
+	_, err = s.Open(ctx, d.Tenant(a.TenantID), c.ID, revision)
 	want(t, err, refusal.InferenceSourceChanged)
 }
 

@@ -55,7 +55,7 @@ func (a *Account) AppendTx(ctx context.Context, tx db.Tx, tenantID uuid.UUID, ev
 		if err != nil {
 			return Pending{}, fmt.Errorf("event %s: %w", e.Name, err)
 		}
-		if _, err := tx.AppendTenantEvent(ctx, queries.AppendTenantEventParams{Name: e.Name, WorkspaceID: e.WorkspaceID, SetupID: e.SetupID, Body: transcript.Storable(body)}); err != nil {
+		if err := tx.AppendTenantEvent(ctx, queries.AppendTenantEventParams{Name: e.Name, WorkspaceID: e.WorkspaceID, SetupID: e.SetupID, Body: transcript.Storable(body)}); err != nil {
 			return Pending{}, fmt.Errorf("write %s: %w", e.Name, err)
 		}
 	}

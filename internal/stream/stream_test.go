@@ -37,7 +37,7 @@ func newProcess(tb testing.TB, d *dbtest.Database) *process {
 	}
 	log := slog.New(slog.DiscardHandler)
 	p := &process{DB: pool, hub: stream.NewHub(pool, log)}
-	p.writer = transcript.NewWriter(pool, p.hub, log)
+	p.writer = transcript.NewWriter(pool, p.hub)
 	p.reader = stream.NewReader(pool, p.hub)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -47,7 +47,6 @@ func newProcess(tb testing.TB, d *dbtest.Database) *process {
 		wg.Wait()
 	}
 	tb.Cleanup(func() {
-		p.writer.Close(context.Background())
 		p.stop()
 		pool.Close()
 	})
@@ -113,12 +112,11 @@ func TestReplayAndLiveGiveEveryRowOnceInOrder(t *testing.T) {
 	id := conversation(t, d, tenantID)
 	ctx := context.Background()
 	const before, after = 700, 300 // more than one page
-	for i := range before {
-		if err := p.writer.Queue(ctx, tenantID, id, notice(i)); err != nil {
-			t.Fatal(err)
-		}
+	rows := make([]transcript.Row, before)
+	for i := range rows {
+		rows[i] = notice(i)
 	}
-	if err := p.writer.Sync(ctx, tenantID, id); err != nil {
+	if _, err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
@@ -408,11 +406,13 @@ func TestAFollowerMissesNothingWhilePostgreSQLDropsConnections(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range total {
-			if _, err := writer.writer.Append(ctx, tenantID, id, notice(i)); err != nil {
-				t.Error(err)
+			for ctx.Err() == nil {
+				if _, err := writer.writer.Append(ctx, tenantID, id, notice(i)); err == nil {
+					break // else it found its connection dead before it wrote
+				}
 			}
 			if i%(total/cuts) == 0 {
-				if _, err := owner.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'managoat_app' and datname = current_database()"); err != nil {
+				if _, err := owner.Exec(ctx, "select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = 'managoat_app' and datname = current_database()"); err != nil {
 					t.Error(err)
 				}
 			}

@@ -3,7 +3,6 @@ package transcript
 import (
 	"context"
 	"encoding/json"
-	"errors"
 
 	"github.com/google/uuid"
 
@@ -41,22 +40,10 @@ type Row struct {
 	Raw    string // the protocol line, redacted; "" for rows of ours. A chunk's is made anew around its text
 	// Tool also keeps the tool call's own row, in the same transaction.
 	Tool *ToolCall
-	// Fence refuses the row with ErrFenced unless its owner still holds the operation when the row is committed.
-	Fence *Fence
 	// Within runs in the transaction that inserts the row, and may lock the conversation's own row and what belongs to it:
 	// a read offset, a permission request. Its error refuses the row; it runs again when the transaction is tried again.
 	Within func(context.Context, db.Tx) error
 }
-
-// Fence names what a server wrote when it claimed an operation.
-type Fence struct {
-	OperationID uuid.UUID
-	Owner       uuid.UUID
-	Epoch       int64
-}
-
-// ErrFenced refuses rows of an owner that lost its operation: another server acts for the conversation now.
-var ErrFenced = errors.New("the operation that wrote this row has another owner now")
 
 // PromptBody is what a person, or an agent above, asked.
 type PromptBody struct {

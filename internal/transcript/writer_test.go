@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,13 +28,7 @@ func (b *bell) Conversation(uuid.UUID, uuid.UUID) { b.rung.Add(1) }
 
 func newWriter(tb testing.TB, d *db.DB) *transcript.Writer {
 	tb.Helper()
-	w := transcript.NewWriter(d, &bell{}, slog.New(slog.DiscardHandler))
-	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		w.Close(ctx)
-	})
-	return w
+	return transcript.NewWriter(d, &bell{})
 }
 
 func soon(tb testing.TB) context.Context {
@@ -163,46 +155,6 @@ func TestTheOrderOfNumbersIsTheOrderOfCommits(t *testing.T) {
 	}
 }
 
-// Twenty stuck conversations, a pool of two connections: nobody else waits, and what was stuck comes in order.
-func TestLockedConversationsHoldUpNobodyElse(t *testing.T) {
-	t.Parallel()
-	d := dbtest.NewWith(t, db.Options{MaxConns: 2})
-	tenantID, other := d.Account(t), d.Account(t)
-	w := newWriter(t, d.DB)
-	ctx := soon(t)
-	stuck := transcripttest.Conversations(t, d, tenantID, 20)
-	var release []func()
-	for _, id := range stuck {
-		release = append(release, held(t, d, id))
-		for i := range 5 {
-			if err := w.Queue(ctx, tenantID, id, note(fmt.Sprint(i))); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	for _, id := range transcripttest.Conversations(t, d, tenantID, 40) {
-		if _, err := w.Append(ctx, tenantID, id, note("free")); err != nil {
-			t.Fatalf("beside locked conversations: %v", err)
-		}
-	}
-	if _, err := w.Append(ctx, other, transcripttest.Conversation(t, d, other), note("free")); err != nil {
-		t.Fatal(err)
-	}
-	for _, fn := range release {
-		fn()
-	}
-	for _, id := range stuck {
-		if err := w.Sync(ctx, tenantID, id); err != nil {
-			t.Fatal(err)
-		}
-		for i, r := range rows(t, d, id) {
-			if r.text(t) != fmt.Sprint(i) {
-				t.Fatalf("row %d says %s", i, r.Body)
-			}
-		}
-	}
-}
-
 // A conversation's own row is locked "for update" by whoever changes it, which also blocks the transcript's foreign key:
 // a writer that waited for it with the counter in hand would deadlock with the changer's own row of the transcript.
 func TestALockedConversationRowNeitherBlocksNorDeadlocks(t *testing.T) {
@@ -251,372 +203,6 @@ func deadlocks(tb testing.TB, d *dbtest.Database) (n int64) {
 		tb.Fatal(err)
 	}
 	return n
-}
-
-func TestABadRowIsRefusedAlone(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	tenantID := d.Account(t)
-	w := newWriter(t, d.DB)
-	ctx := soon(t)
-	ids := transcripttest.Conversations(t, d, tenantID, 3)
-	stale := errors.New("not now, not ever")
-	bad := map[string]transcript.Row{
-		"a type that PostgreSQL does not know": {Type: "gossip", Body: struct{}{}},
-		"an error within":                      {Type: transcript.Notice, Body: struct{}{}, Within: func(context.Context, db.Tx) error { return stale }},
-		"a statement that fails within":        {Type: transcript.Notice, Body: struct{}{}, Within: func(ctx context.Context, tx db.Tx) error { return tx.Exec(ctx, "select 1/0") }},
-		"a tool call of no known status":       {Type: transcript.ToolCallType, Body: struct{}{}, Tool: &transcript.ToolCall{ID: "x", TurnID: uuid.New(), Status: "odd"}},
-		"a body that is no JSON":               {Type: transcript.Notice, Body: func() {}},
-	}
-	release := held(t, d, ids[0]) // so that everything of it meets in one batch
-	var wg sync.WaitGroup
-	for range 8 {
-		for _, id := range ids {
-			wg.Go(func() {
-				if _, err := w.Append(ctx, tenantID, id, note("good"), note("good")); err != nil {
-					t.Error(err)
-				}
-			})
-			for name, r := range bad {
-				wg.Go(func() {
-					if _, err := w.Append(ctx, tenantID, id, note("never"), r); err == nil {
-						t.Errorf("%s was taken", name)
-					} else if name == "an error within" && !errors.Is(err, stale) {
-						t.Errorf("%s: %v", name, err)
-					}
-				})
-			}
-		}
-	}
-	release()
-	wg.Wait()
-	for _, id := range ids {
-		got := rows(t, d, id)
-		if len(got) != 16 {
-			t.Fatalf("%d rows of 16", len(got))
-		}
-		for _, r := range got {
-			if r.text(t) != "good" {
-				t.Fatalf("%s", r.Body)
-			}
-		}
-	}
-	if _, err := w.Append(ctx, tenantID, uuid.New(), note("nowhere")); err == nil {
-		t.Fatal("a row of a conversation that is not there was taken")
-	}
-	if _, err := w.Append(ctx, d.Account(t), ids[0], note("foreign")); err == nil {
-		t.Fatal("a row of another account's conversation was taken")
-	}
-}
-
-func TestRowsOfAnOwnerThatLostItsOperationAreRefused(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	tenantID := d.Account(t)
-	w := newWriter(t, d.DB)
-	ctx := soon(t)
-	ids := transcripttest.Conversations(t, d, tenantID, 2)
-	owner := uuid.New()
-	op := transcripttest.Operation(t, d, tenantID, ids[0], owner, 7)
-	fenced := func(text string, epoch int64) transcript.Row {
-		r := note(text)
-		r.Fence = &transcript.Fence{OperationID: op, Owner: owner, Epoch: epoch}
-		return r
-	}
-	if _, err := w.Append(ctx, tenantID, ids[0], fenced("mine", 7)); err != nil {
-		t.Fatal(err)
-	}
-	for name, r := range map[string]transcript.Row{
-		"an old epoch":      fenced("late", 6),
-		"another owner":     {Type: transcript.Notice, Body: struct{}{}, Fence: &transcript.Fence{OperationID: op, Owner: uuid.New(), Epoch: 7}},
-		"another operation": {Type: transcript.Notice, Body: struct{}{}, Fence: &transcript.Fence{OperationID: uuid.New(), Owner: owner, Epoch: 7}},
-	} {
-		var beside sync.WaitGroup
-		beside.Go(func() {
-			if _, err := w.Append(ctx, tenantID, ids[1], note("beside")); err != nil {
-				t.Error(err)
-			}
-		})
-		if _, err := w.Append(ctx, tenantID, ids[0], r); !errors.Is(err, transcript.ErrFenced) {
-			t.Errorf("%s: %v", name, err)
-		}
-		beside.Wait()
-		err := d.InTenant(ctx, tenantID, func(tx db.Tx) error {
-			_, err := w.AppendTx(ctx, tx, tenantID, ids[0], r)
-			return err
-		})
-		if !errors.Is(err, transcript.ErrFenced) {
-			t.Errorf("%s, in a transaction: %v", name, err)
-		}
-	}
-	// While somebody changes the operation's row it is not known whose it will be: the row waits.
-	conn := d.Owner(t)
-	tx, err := conn.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(ctx, "update operations set epoch = 8 where id = $1", op); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Queue(ctx, tenantID, ids[0], fenced("too late", 7)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Append(ctx, tenantID, ids[1], note("beside")); err != nil {
-		t.Fatal(err)
-	}
-	if err := tx.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Sync(ctx, tenantID, ids[0]); !errors.Is(err, transcript.ErrFenced) {
-		t.Fatalf("a row of an owner that was replaced meanwhile: %v", err)
-	}
-	if got := rows(t, d, ids[0]); len(got) != 1 || got[0].text(t) != "mine" {
-		t.Fatalf("%+v", got)
-	}
-	if n := len(rows(t, d, ids[1])); n != 4 {
-		t.Fatalf("%d rows of 4 beside", n)
-	}
-}
-
-// A commit's answer can be lost with its connection when the commit was made: writing the rows again would double them,
-// not writing them would lose them.
-func TestWhenPostgreSQLDropsItsConnectionsEveryRowIsStoredOnce(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	tenantID := d.Account(t)
-	w := newWriter(t, d.DB)
-	ctx := soon(t)
-	ids := transcripttest.Conversations(t, d, tenantID, 8)
-	conn := d.Owner(t)
-	const cuts = 10
-	var cut atomic.Int64
-	var written sync.WaitGroup
-	counts := make([]int, len(ids))
-	for i, id := range ids {
-		written.Go(func() {
-			for cut.Load() < cuts && ctx.Err() == nil {
-				for range 10 {
-					if err := w.Queue(ctx, tenantID, id, note(fmt.Sprint(counts[i]))); err != nil {
-						t.Error(err)
-						return
-					}
-					counts[i]++
-				}
-				if err := w.Sync(ctx, tenantID, id); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	tick := time.NewTicker(50 * time.Millisecond) // long enough for some transaction to pass
-	defer tick.Stop()
-	for cut.Load() < cuts {
-		<-tick.C
-		var n int64
-		err := conn.QueryRow(ctx, `select count(pg_terminate_backend(pid)) from pg_stat_activity
-			where datname = current_database() and usename = 'managoat_app' and xact_start is not null`).Scan(&n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cut.Add(n)
-	}
-	written.Wait()
-	for i, id := range ids {
-		got := rows(t, d, id)
-		for j, r := range got {
-			if r.text(t) != fmt.Sprint(j) {
-				t.Fatalf("row %d says %s", j, r.Body)
-			}
-		}
-		if len(got) != counts[i] {
-			t.Fatalf("%d rows of %d", len(got), counts[i])
-		}
-	}
-}
-
-func TestAProducerFarAheadWaitsAndNobodyElseDoes(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	tenantID := d.Account(t)
-	w := newWriter(t, d.DB)
-	ctx := soon(t)
-	ids := transcripttest.Conversations(t, d, tenantID, 2)
-	release := held(t, d, ids[0])
-	piece := strings.Repeat("x", 64<<10)
-	short, cancel := context.WithCancel(ctx)
-	blocked := make(chan int, 1)
-	go func() {
-		n := 0
-		for w.Queue(short, tenantID, ids[0], said("m", piece)) == nil {
-			n++
-		}
-		blocked <- n
-	}()
-	select {
-	case n := <-blocked:
-		t.Fatalf("%d pieces were taken, then none", n)
-	case <-time.After(200 * time.Millisecond): // it waits for room
-	}
-	if _, err := w.Append(ctx, tenantID, ids[1], note("beside")); err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	n := <-blocked
-	if n == 0 || n > 16 {
-		t.Fatalf("%d pieces of 64 KiB wait in 1 MiB", n)
-	}
-	release()
-	if err := w.Sync(ctx, tenantID, ids[0]); err != nil {
-		t.Fatal(err)
-	}
-	total := 0
-	for _, r := range rows(t, d, ids[0]) {
-		total += len(r.text(t))
-	}
-	if total != n*len(piece) {
-		t.Fatalf("%d bytes of %d", total, n*len(piece))
-	}
-}
-
-func TestCloseWritesWhatWaits(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	tenantID := d.Account(t)
-	ids := transcripttest.Conversations(t, d, tenantID, 2)
-	w := transcript.NewWriter(d.DB, &bell{}, slog.New(slog.DiscardHandler))
-	ctx := soon(t)
-	for i := range 3 {
-		if err := w.Queue(ctx, tenantID, ids[0], said("m", fmt.Sprint(i))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
-	text := ""
-	for _, r := range rows(t, d, ids[0]) {
-		text += r.text(t)
-	}
-	if text != "012" {
-		t.Fatalf("%q", text)
-	}
-	if err := w.Queue(ctx, tenantID, ids[0], note("late")); !errors.Is(err, transcript.ErrClosed) {
-		t.Fatal(err)
-	}
-	if _, err := w.Append(ctx, tenantID, ids[0], note("late")); !errors.Is(err, transcript.ErrClosed) {
-		t.Fatal(err)
-	}
-
-	w = transcript.NewWriter(d.DB, &bell{}, slog.New(slog.DiscardHandler))
-	release := held(t, d, ids[1])
-	defer release()
-	if err := w.Queue(ctx, tenantID, ids[1], note("stuck")); err != nil {
-		t.Fatal(err)
-	}
-	full := make(chan error, 1) // of a producer that waits for room
-	go func() {
-		for {
-			if err := w.Queue(ctx, tenantID, ids[1], said("m", strings.Repeat("x", 64<<10))); err != nil {
-				full <- err
-				return
-			}
-		}
-	}()
-	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-	defer cancel()
-	if err := w.Close(short); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("a close that lost a row said %v", err)
-	}
-	if err := <-full; !errors.Is(err, transcript.ErrClosed) {
-		t.Fatal(err)
-	}
-}
-
-func TestChunksOfOneTextAreJoinedAndKeepTheirOrder(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	tenantID := d.Account(t)
-	b := &bell{}
-	w := transcript.NewWriter(d.DB, b, slog.New(slog.DiscardHandler))
-	defer w.Close(context.Background())
-	ctx := soon(t)
-	id := transcripttest.Conversation(t, d, tenantID)
-	queue := func(r transcript.Row) {
-		t.Helper()
-		if err := w.Queue(ctx, tenantID, id, r); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var want strings.Builder
-	for i := range 500 {
-		s := fmt.Sprintf("%d ", i)
-		want.WriteString(s)
-		queue(said("a", s))
-	}
-	queue(said("b", "other"))
-	if _, err := w.Append(ctx, tenantID, id, note("end")); err != nil {
-		t.Fatal(err)
-	}
-	got := rows(t, d, id)
-	text := ""
-	for _, r := range got[:len(got)-2] {
-		text += r.text(t)
-	}
-	if text != want.String() || got[len(got)-2].text(t) != "other" || got[len(got)-1].Type != transcript.Notice {
-		t.Fatalf("%+v", got)
-	}
-	if len(got) > 100 {
-		t.Errorf("500 chunks at once made %d rows", len(got))
-	}
-	for _, r := range got {
-		if len(r.Body) > 10<<10 {
-			t.Errorf("a row of %d bytes", len(r.Body))
-		}
-	}
-	if b.rung.Load() == 0 {
-		t.Error("nobody was told")
-	}
-}
-
-// stdout and stderr that take turns at every byte must not make a row of each.
-func TestStreamsOfAToolThatTakeTurnsAreJoinedEach(t *testing.T) {
-	t.Parallel()
-	d := dbtest.New(t)
-	tenantID := d.Account(t)
-	w := newWriter(t, d.DB)
-	ctx := soon(t)
-	id := transcripttest.Conversation(t, d, tenantID)
-	const n = 5000
-	for i := range n {
-		for _, stream := range []string{"stdout", "stderr"} {
-			if err := w.Queue(ctx, tenantID, id, printed(stream, fmt.Sprintf("%d\n", i))); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := w.Sync(ctx, tenantID, id); err != nil {
-		t.Fatal(err)
-	}
-	got := rows(t, d, id)
-	if len(got) > n/5 {
-		t.Errorf("%d pieces made %d rows", 2*n, len(got))
-	}
-	text := map[string]string{}
-	for _, r := range got {
-		var b transcript.ToolOutputBody
-		if err := json.Unmarshal(r.Body, &b); err != nil {
-			t.Fatal(err)
-		}
-		text[b.Stream] += b.Text
-	}
-	var want strings.Builder
-	for i := range n {
-		fmt.Fprintf(&want, "%d\n", i)
-	}
-	if text["stdout"] != want.String() || text["stderr"] != want.String() {
-		t.Error("a stream's text is out of order")
-	}
 }
 
 // One NUL or lone surrogate in what a model says must not end the session.
@@ -675,7 +261,7 @@ func TestRandomBytesMakeABoundedNumberOfRows(t *testing.T) {
 	budget := transcript.NewBudget(64 << 10)
 	show := func(s string) {
 		if live := budget.Write(s); live != "" {
-			if err := w.Queue(ctx, tenantID, id, printed("stdout", live)); err != nil {
+			if _, err := w.Append(ctx, tenantID, id, printed("stdout", live)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -808,15 +394,20 @@ const (
 	benchConversations = 32
 )
 
-// BenchmarkAppend appends from many conversations at once, each waiting for its commit. Beside them a transaction is open
-// that locks another one's counter (PostgreSQL alone is slower then: it cannot prune); ratio is with rows waiting for that
-// one to without.
+// BenchmarkAppend appends from many conversations at once, each row in a transaction of its own. Beside them a transaction
+// is open that locks another one's counter (PostgreSQL alone is slower then: it cannot prune); ratio is with a row waiting
+// for that one to without.
 func BenchmarkAppend(b *testing.B) {
 	d := dbtest.New(b)
 	tenantID := d.Account(b)
 	w := newWriter(b, d.DB)
 	ids := transcripttest.Conversations(b, d, tenantID, benchConversations+1)
 	stuck := ids[benchConversations]
+	add := func(id uuid.UUID) {
+		if _, err := w.Append(context.Background(), tenantID, id, note("a row of a usual length, such as an agent says in one breath")); err != nil {
+			b.Error(err)
+		}
+	}
 	rate := func() float64 {
 		var next atomic.Int64
 		var wg sync.WaitGroup
@@ -824,9 +415,7 @@ func BenchmarkAppend(b *testing.B) {
 		for _, id := range ids[:benchConversations] {
 			wg.Go(func() {
 				for next.Add(1) <= benchRows {
-					if _, err := w.Append(context.Background(), tenantID, id, note("a row of a usual length, such as an agent says in one breath")); err != nil {
-						b.Error(err)
-					}
+					add(id)
 				}
 			})
 		}
@@ -837,18 +426,11 @@ func BenchmarkAppend(b *testing.B) {
 	for b.Loop() {
 		release := held(b, d, stuck)
 		alone := rate()
-		release()
-		release = held(b, d, stuck)
-		for range 100 {
-			if err := w.Queue(context.Background(), tenantID, stuck, note("stuck")); err != nil {
-				b.Fatal(err)
-			}
-		}
+		var waits sync.WaitGroup
+		waits.Go(func() { add(stuck) })
 		beside := rate()
 		release()
-		if err := w.Sync(context.Background(), tenantID, stuck); err != nil {
-			b.Fatal(err)
-		}
+		waits.Wait()
 		b.ReportMetric(alone, "rows/s")
 		b.ReportMetric(beside, "rows/s-beside-stuck")
 		b.ReportMetric(beside/alone, "ratio")

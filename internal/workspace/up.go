@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"managoat/db"
 	"managoat/internal/broker"
@@ -286,19 +287,27 @@ func wakeFailed(op queries.Operation) error {
 
 // up connects to a machine that is ready and reads what a conversation on it starts with.
 func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, error) {
-	client, err := s.o.Machines.Connect(ctx, tenantID, row.m.ID)
-	if err != nil {
-		if _, ok := refusal.As(err); ok || errors.Is(err, context.Canceled) {
-			return nil, err
+	var client *guest.Client
+	var env environment.Environment
+	var secrets map[string]secret.Value
+	// Side by side: every prompt waits for this.
+	var all errgroup.Group
+	all.Go(func() (err error) {
+		client, err = s.o.Machines.Connect(ctx, tenantID, row.m.ID)
+		if _, ok := refusal.As(err); err == nil || ok || errors.Is(err, context.Canceled) {
+			return err
 		}
-		return nil, fmt.Errorf("%w (%w)", machine.Unreachable(err), err)
-	}
-	env, err := readEnvironment(ctx, s.db.Tenant(tenantID), row.w.EnvironmentID)
-	if err != nil {
-		return nil, err
-	}
-	secrets, err := s.secrets(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
-	if err != nil {
+		return fmt.Errorf("%w (%w)", machine.Unreachable(err), err)
+	})
+	all.Go(func() (err error) {
+		env, err = readEnvironment(ctx, s.db.Tenant(tenantID), row.w.EnvironmentID)
+		return err
+	})
+	all.Go(func() (err error) {
+		secrets, err = s.secrets(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
+		return err
+	})
+	if err := all.Wait(); err != nil {
 		return nil, err
 	}
 	up := &Up{

@@ -267,7 +267,7 @@ func (w *World) services() (*Server, error) {
 	s.Hub = stream.NewHub(w.DB, log)
 	s.Reader = stream.NewReader(w.DB, s.Hub)
 	account := stream.NewAccount(s.Hub)
-	s.Writer = transcript.NewWriter(w.DB, s.Hub, log)
+	s.Writer = transcript.NewWriter(w.DB, s.Hub)
 	s.Environments = environment.NewService(w.DB, w.Keys, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) (func(), error) {
 		return s.Workspaces.EnvironmentChanged(ctx, tx, tenantID, id, changed)
 	})
@@ -315,11 +315,6 @@ func (s *Server) run(tb testing.TB) {
 // end stops the server and leaves its host as it is.
 func (s *Server) end(tb testing.TB) {
 	s.stop()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := s.Writer.Close(ctx); err != nil {
-		tb.Errorf("close the writer: %v", err)
-	}
 	s.Machines.Close()
 	s.Egress.Close()
 	s.Provider.Close()
@@ -333,9 +328,6 @@ func (w *World) close() {
 	s.stop()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := s.Writer.Close(ctx); err != nil {
-		w.tb.Errorf("close the writer: %v", err)
-	}
 	s.Machines.Close()
 	s.Egress.Close()
 	if err := broker.Stop(ctx, filepath.Join(w.dir, "egress")); err != nil {

@@ -73,7 +73,7 @@ func Insert(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, kind Kind, wo
 	if err != nil {
 		return db.Ref{}, err
 	}
-	err = tx.InsertMachineOperation(ctx, queries.InsertMachineOperationParams{
+	_, err = tx.InsertMachineOperation(ctx, queries.InsertMachineOperationParams{
 		ID: id, Kind: string(kind), WorkspaceID: workspaceID, MachineID: machineID, Payload: raw,
 	})
 	if err != nil {

@@ -52,15 +52,6 @@ func encode(conversationID uuid.UUID, rows []Row) (columns, error) {
 	return c, nil
 }
 
-// size is about how much memory rows take.
-func (c columns) size() int {
-	n := rowOverhead * len(c.types)
-	for i := range c.bodies {
-		n += len(c.bodies[i]) + len(c.raws[i])
-	}
-	return n
-}
-
 func toolRow(conversationID uuid.UUID, t ToolCall) (queries.UpsertToolCallParams, error) {
 	source, err := json.Marshal(t.Source)
 	if err != nil {
@@ -90,61 +81,4 @@ func (c columns) keep(ctx context.Context, tx db.Tx, base int64) error {
 		}
 	}
 	return nil
-}
-
-// Pending are rows that a caller wrote in a transaction of its own.
-type Pending struct {
-	notify                   Notifier
-	tenantID, conversationID uuid.UUID
-	LastSeq                  int64
-}
-
-// AppendTx appends rows in the caller's transaction, which keeps the transcript's counter locked until it ends. Call
-// Announce once it is committed. Chunks that were queued before must be synced before: rows are in the order of commits.
-func (w *Writer) AppendTx(ctx context.Context, tx db.Tx, tenantID, conversationID uuid.UUID, rows ...Row) (Pending, error) {
-	for _, r := range rows {
-		if r.Fence != nil {
-			if err := hold(ctx, tx, *r.Fence); err != nil {
-				return Pending{}, err
-			}
-		}
-		if r.Within != nil {
-			if err := r.Within(ctx, tx); err != nil {
-				return Pending{}, err
-			}
-		}
-	}
-	c, err := encode(conversationID, rows)
-	if err != nil {
-		return Pending{}, err
-	}
-	base, err := tx.AppendEvents(ctx, queries.AppendEventsParams{ConversationID: conversationID, N: int32(len(rows)),
-		TurnIds: c.turns, Types: c.types, Bodies: c.bodies, Raws: c.raws})
-	if db.NotFound(err) {
-		return Pending{}, noTranscript(conversationID)
-	}
-	if err != nil {
-		return Pending{}, fmt.Errorf("append to conversation %s: %w", conversationID, err)
-	}
-	return Pending{w.notify, tenantID, conversationID, base + int64(len(rows))}, c.keep(ctx, tx, base)
-}
-
-// Announce tells followers.
-func (p Pending) Announce() {
-	if p.notify != nil {
-		p.notify.Conversation(p.tenantID, p.conversationID)
-	}
-}
-
-// hold makes sure that an owner holds its operation until the transaction ends.
-func hold(ctx context.Context, tx db.Tx, f Fence) error {
-	_, err := tx.HoldOperation(ctx, queries.HoldOperationParams{ID: f.OperationID, Owner: f.Owner, Epoch: f.Epoch})
-	if db.NotFound(err) {
-		return ErrFenced
-	}
-	return err
-}
-
-func noTranscript(conversationID uuid.UUID) error {
-	return fmt.Errorf("conversation %s has no transcript", conversationID)
 }
