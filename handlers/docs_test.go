@@ -211,3 +211,24 @@ func TestTheReferenceFitsAndLoadsCleanly(t *testing.T) {
 }
 
 func assets(c echo.Context) error { return echo.WrapHandler(static.Handler())(c) }
+
+// An answer without a form leaves clients to guess: streams, logs and downloads have one too.
+func TestEveryAnswerOfTheDocumentHasAForm(t *testing.T) {
+	t.Parallel()
+	_, document, routes := described(t)
+	for _, r := range routes {
+		if r.API == nil {
+			continue
+		}
+		for status, answer := range api.Operation(document, r.Method, r.Path).Responses {
+			if len(answer.Content) == 0 && answer.Ref == "" && status != "204" {
+				t.Errorf("%s %s answers %s with nothing that is described", r.Method, r.Path, status)
+			}
+			for media, body := range answer.Content {
+				if body.Schema == nil {
+					t.Errorf("%s %s answers %s with %s of no form", r.Method, r.Path, status, media)
+				}
+			}
+		}
+	}
+}

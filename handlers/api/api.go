@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,13 +44,27 @@ func JSON[I, O any](fn func(context.Context, *I) (*O, error)) Endpoint {
 }
 
 // Raw makes an endpoint of a plain Echo handler, for streams and downloads. describe adds its parameters and answers
-// to the OpenAPI document.
-func Raw(fn echo.HandlerFunc, describe func(*huma.Operation)) Endpoint {
+// to the OpenAPI document; schemas has the forms of Go types.
+func Raw(fn echo.HandlerFunc, describe func(op *huma.Operation, schemas huma.Registry)) Endpoint {
 	return Endpoint{func(a huma.API, r *echo.Echo, op huma.Operation) {
-		describe(&op)
+		describe(&op, a.OpenAPI().Components.Schemas)
 		a.OpenAPI().AddOperation(&op)
 		r.Add(op.Method, EchoPath(op.Path), fn)
 	}}
+}
+
+// answers documents an answer with a body of these media types.
+func answers(op *huma.Operation, description string, bodies map[string]*huma.Schema) {
+	content := map[string]*huma.MediaType{}
+	for media, schema := range bodies {
+		content[media] = &huma.MediaType{Schema: schema}
+	}
+	op.Responses = map[string]*huma.Response{"200": {Description: description, Content: content}}
+}
+
+// schemaOf is the form of a Go type as JSON.
+func schemaOf[T any](schemas huma.Registry) *huma.Schema {
+	return schemas.Schema(reflect.TypeFor[T](), true, "")
 }
 
 // EchoPath writes /a/{id} as Echo does: /a/:id.

@@ -300,13 +300,13 @@ func (h Conversations) Stream(c echo.Context) error {
 }
 
 // DescribeStream documents Stream.
-func DescribeStream(op *huma.Operation) {
+func DescribeStream(op *huma.Operation, schemas huma.Registry) {
 	pathID(op)
 	cursorParams(op)
 	op.Parameters = append(op.Parameters,
 		query("types", "string", "types of rows, comma separated"), query("streams", "string", "acp, stdout, stderr, stage, comma separated"),
 		query("blocks", "boolean", "also the rows' parsed blocks"), query("raw", "boolean", "false leaves out data and blocks"))
-	sseAnswer(op)
+	sseAnswer(op, "a row's number", "its kind", schemaOf[transcript.Event](schemas))
 }
 
 // Account is the endpoint of the account's own stream.
@@ -322,9 +322,9 @@ func (h Account) Stream(c echo.Context) error {
 }
 
 // DescribeAccountStream documents it.
-func DescribeAccountStream(op *huma.Operation) {
+func DescribeAccountStream(op *huma.Operation, _ huma.Registry) {
 	cursorParams(op)
-	sseAnswer(op)
+	sseAnswer(op, "an event's number", "its name", &huma.Schema{Type: huma.TypeObject, Description: "of the event's name", AdditionalProperties: true})
 }
 
 func cursorParams(op *huma.Operation) {
@@ -333,8 +333,10 @@ func cursorParams(op *huma.Operation) {
 		query("after", "integer", "as Last-Event-ID; the larger wins"), query("wait", "boolean", "false ends the stream after what is there"))
 }
 
-func sseAnswer(op *huma.Operation) {
-	op.Responses = map[string]*huma.Response{"200": {Description: "Server-sent events.", Content: map[string]*huma.MediaType{"text/event-stream": {}}}}
+func sseAnswer(op *huma.Operation, id, event string, data *huma.Schema) {
+	answers(op, "Server-sent events.", map[string]*huma.Schema{"text/event-stream": {Type: huma.TypeString,
+		Description: "Frames: id is " + id + ", event is " + event + ", data is JSON. Lines that begin with a colon keep the connection alive.",
+		Extensions:  map[string]any{"contentMediaType": "application/json", "contentSchema": data}}})
 }
 
 func split(list string) []string {

@@ -122,10 +122,10 @@ func (h Workspaces) SetupLog(c echo.Context) error {
 }
 
 // DescribeSetupLog documents SetupLog.
-func DescribeSetupLog(op *huma.Operation) {
+func DescribeSetupLog(op *huma.Operation, schemas huma.Registry) {
 	pathID(op)
-	op.Responses = map[string]*huma.Response{"200": {Description: "The log of the running or last setup: JSON, or text for Accept: text/plain.",
-		Content: map[string]*huma.MediaType{"application/json": {}, "text/plain": {}}}}
+	answers(op, "The log of the running or last setup: JSON, or text for Accept: text/plain.",
+		map[string]*huma.Schema{"application/json": schemaOf[Data[workspace.Log]](schemas), "text/plain": {Type: huma.TypeString}})
 }
 
 // DiskPath asks for a place on a machine's disk.
@@ -229,10 +229,10 @@ func (h Workspaces) DownloadPatch(c echo.Context) error {
 }
 
 // DescribePatch documents DownloadPatch.
-func DescribePatch(op *huma.Operation) {
+func DescribePatch(op *huma.Operation, _ huma.Registry) {
 	pathID(op)
 	op.Parameters = append(op.Parameters, query("path", "string", "a path in the repository: absolute, or from /home/sprite"))
-	op.Responses = map[string]*huma.Response{"200": {Description: "A patch, as an attachment.", Content: map[string]*huma.MediaType{"text/x-patch": {}}}}
+	answers(op, "A patch, as an attachment.", map[string]*huma.Schema{"text/x-patch": {Type: huma.TypeString}})
 }
 
 // Egress answers GET /api/workspaces/{id}/egress.

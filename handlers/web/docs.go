@@ -148,6 +148,11 @@ func (r reader) answer(response *huma.Response) views.DocsAnswer {
 		if len(response.Content) == 0 {
 			return views.DocsAnswer{Before: "without a body"}
 		}
+		if frames := response.Content["text/event-stream"]; frames != nil {
+			if data, ok := frames.Schema.Extensions["contentSchema"].(*huma.Schema); ok && data.Ref != "" {
+				return views.DocsAnswer{Before: "server-sent events, each with ", Type: r.name(data.Ref)}
+			}
+		}
 		return views.DocsAnswer{Before: strings.TrimSuffix(response.Description, ".")}
 	}
 	schema := r.resolve(media.Schema)
