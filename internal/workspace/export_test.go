@@ -1,0 +1,4 @@
+package workspace
+
+// PIPScript is what the packages step runs for pip.
+const PIPScript = pipScript
