@@ -9,7 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-const setTenant = "select set_config('app.tenant_id', $1, true)"
+// setTenant names the account, until the transaction ends. So long no statement is planned anew either: they are short, by
+// key, and cost more to plan than to run.
+const setTenant = "select set_config('app.tenant_id', $1, true), set_config('plan_cache_mode', 'force_generic_plan', true)"
 
 // piped is what generated queries run on: send sends a statement, with whatever must go before it, in one round trip. What
 // it returns has the statement's own result next.

@@ -41,8 +41,12 @@ from usage_entries where tenant_id = app_tenant() and conversation_id = any(@con
 group by conversation_id;
 
 -- name: InsertTurnOperation :exec
-insert into operations (tenant_id, id, kind, workspace_id, conversation_id, turn_id)
-values (app_tenant(), @id, 'turn', @workspace_id::uuid, @conversation_id::uuid, @turn_id::uuid);
+-- With an owner it is claimed as it is made (epoch 1, see ClaimOperation); without one it waits for whoever claims it.
+insert into operations (tenant_id, id, kind, workspace_id, conversation_id, turn_id, state, owner, epoch, lease_until, started_at)
+select app_tenant(), @id::uuid, 'turn', @workspace_id::uuid, @conversation_id::uuid, @turn_id::uuid, case when owned.by is null then 'pending' else 'running' end, owned.by,
+    case when owned.by is null then 0 else 1 end, case when owned.by is not null then now() + make_interval(secs => @lease::float8) end,
+    case when owned.by is not null then now() end
+from (select sqlc.narg('owner')::uuid as by) as owned;
 
 -- name: InsertEndOperation :exec
 -- Stops an ended conversation's adapter and removes its home.

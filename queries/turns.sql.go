@@ -396,8 +396,11 @@ func (q *Queries) InsertTurn(ctx context.Context, arg InsertTurnParams) (Turn, e
 }
 
 const insertTurnOperation = `-- name: InsertTurnOperation :exec
-insert into operations (tenant_id, id, kind, workspace_id, conversation_id, turn_id)
-values (app_tenant(), $1, 'turn', $2::uuid, $3::uuid, $4::uuid)
+insert into operations (tenant_id, id, kind, workspace_id, conversation_id, turn_id, state, owner, epoch, lease_until, started_at)
+select app_tenant(), $1::uuid, 'turn', $2::uuid, $3::uuid, $4::uuid, case when owned.by is null then 'pending' else 'running' end, owned.by,
+    case when owned.by is null then 0 else 1 end, case when owned.by is not null then now() + make_interval(secs => $5::float8) end,
+    case when owned.by is not null then now() end
+from (select $6::uuid as by) as owned
 `
 
 type InsertTurnOperationParams struct {
@@ -405,14 +408,19 @@ type InsertTurnOperationParams struct {
 	WorkspaceID    uuid.UUID
 	ConversationID uuid.UUID
 	TurnID         uuid.UUID
+	Lease          float64
+	Owner          *uuid.UUID
 }
 
+// With an owner it is claimed as it is made (epoch 1, see ClaimOperation); without one it waits for whoever claims it.
 func (q *Queries) InsertTurnOperation(ctx context.Context, arg InsertTurnOperationParams) error {
 	_, err := q.db.Exec(ctx, insertTurnOperation,
 		arg.ID,
 		arg.WorkspaceID,
 		arg.ConversationID,
 		arg.TurnID,
+		arg.Lease,
+		arg.Owner,
 	)
 	return err
 }

@@ -223,7 +223,7 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, id u
 	if err != nil {
 		return err
 	}
-	_, err = s.accept(ctx, tx, actor, c, *l.prompt, after)
+	_, err = s.accept(ctx, tx, actor, c, *l.prompt, true, after)
 	return err
 }
 

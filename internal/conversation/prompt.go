@@ -120,7 +120,7 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 		if err := checkBusy(open, in.Queue); err != nil {
 			return err
 		}
-		turn, err = s.accept(ctx, tx, actor, c, in, &after)
+		turn, err = s.accept(ctx, tx, actor, c, in, ahead == 0, &after)
 		return err
 	})
 	if err != nil {
@@ -152,9 +152,9 @@ func checkBusy(open []queries.Turn, queue bool) error {
 	return nil
 }
 
-// accept opens a turn of a locked conversation. The quota's row and then the account's counter are locked last, as
+// accept opens a turn of a locked conversation; first: no other is open. The quota's row and then the account's counter are locked last, as
 // everywhere.
-func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput, after *announcements) (queries.Turn, error) {
+func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput, first bool, after *announcements) (queries.Turn, error) {
 	images := make([]image, len(in.Images))
 	for i, img := range in.Images {
 		images[i] = image{MediaType: img.MediaType, Data: img.Data}
@@ -179,8 +179,12 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err := tx.CountTurn(ctx, queries.CountTurnParams{ID: c.ID, TurnNumber: turn.TurnNumber, Title: title}); err != nil {
 		return queries.Turn{}, err
 	}
-	operation := uuid.Must(uuid.NewV7())
-	if err := tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: operation, WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID}); err != nil {
+	op := queries.Operation{TenantID: c.TenantID, ID: uuid.Must(uuid.NewV7()), Kind: "turn", WorkspaceID: &c.WorkspaceID, ConversationID: &c.ID, TurnID: &turn.ID}
+	if first && s.held(c.ID) != nil {
+		op.Owner, op.Epoch = &s.o.Owner, 1 // its adapter is here, and nothing is before it
+	}
+	if err := tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: op.ID, WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID,
+		Owner: op.Owner, Lease: lease.Seconds()}); err != nil {
 		return queries.Turn{}, err
 	}
 	if err := audit.Write(ctx, tx, actor, audit.ConversationPrompt, resource, c.ID); err != nil {
@@ -189,7 +193,7 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err := quota.TakePrompt(ctx, tx, c.TenantID, s.o.Quotas); err != nil {
 		return queries.Turn{}, err
 	}
-	after.add(func() { s.open(c.TenantID, operation) })
+	after.add(func() { s.open(op) })
 	return turn, s.tell(ctx, tx, c.TenantID, c.ID, c.WorkspaceID, after)
 }
 

@@ -240,7 +240,7 @@ func TestTurns(t *testing.T) {
 		errs := make(chan error)
 		for range 20 {
 			go func() {
-				_, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: "say one"})
+				_, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: "say one\nsleep 60000"})
 				errs <- err
 			}()
 		}
@@ -256,7 +256,10 @@ func TestTurns(t *testing.T) {
 		if taken != 1 {
 			t.Errorf("%d prompts were taken", taken)
 		}
-		must(t, w.Ended(c, 1), conversation.Completed, "")
+		if _, err := w.Conversations.Interrupt(t.Context(), w.Owner.Actor, c, nil); err != nil {
+			t.Error(err)
+		}
+		must(t, w.Ended(c, 1), conversation.Interrupted, "")
 	})
 
 	t.Run("a terminated conversation stops its agent, loses its home, and takes no prompt", func(t *testing.T) {

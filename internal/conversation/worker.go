@@ -36,7 +36,7 @@ var (
 type worker struct {
 	mu      sync.Mutex
 	kicked  map[db.Ref]struct{}    // conversations with new work
-	opened  []db.Ref               // operations that were just made
+	opened  []queries.Operation    // that were just made, by us; those with an owner are ours already
 	active  map[uuid.UUID]struct{} // operations that run here
 	signal  chan struct{}
 	running sync.WaitGroup
@@ -54,10 +54,10 @@ func (s *Service) kick(tenantID, conversationID uuid.UUID) {
 	s.work.wake()
 }
 
-// open names an operation that was just made, and may be run at once. It never waits.
-func (s *Service) open(tenantID, operationID uuid.UUID) {
+// open hands over an operation that was just made. It never waits.
+func (s *Service) open(row queries.Operation) {
 	s.work.mu.Lock()
-	s.work.opened = append(s.work.opened, db.Ref{TenantID: tenantID, ID: operationID})
+	s.work.opened = append(s.work.opened, row)
 	s.work.mu.Unlock()
 	s.work.wake()
 }
@@ -85,8 +85,12 @@ func (s *Service) Run(ctx context.Context) error {
 			return nil
 		case <-s.work.signal:
 			kicked, opened := s.work.take()
-			for _, ref := range opened {
-				s.start(ctx, ref, false)
+			for _, row := range opened {
+				if row.Owner != nil {
+					s.start(ctx, db.Ref{TenantID: row.TenantID, ID: row.ID}, func() (queries.Operation, error) { return row, nil })
+				} else {
+					s.claim(ctx, db.Ref{TenantID: row.TenantID, ID: row.ID}, false)
+				}
 			}
 			for _, ref := range kicked {
 				s.startNext(ctx, ref)
@@ -100,7 +104,7 @@ func (s *Service) Run(ctx context.Context) error {
 				continue
 			}
 			for _, ref := range refs {
-				s.start(ctx, ref, false)
+				s.claim(ctx, ref, false)
 			}
 		}
 	}
@@ -113,12 +117,12 @@ func (s *Service) adopt(ctx context.Context) error {
 		return fmt.Errorf("look for held operations: %w", err)
 	}
 	for _, h := range held {
-		s.start(ctx, db.Ref{TenantID: h.TenantID, ID: h.ID}, true)
+		s.claim(ctx, db.Ref{TenantID: h.TenantID, ID: h.ID}, true)
 	}
 	return nil
 }
 
-func (w *worker) take() (kicked, opened []db.Ref) {
+func (w *worker) take() (kicked []db.Ref, opened []queries.Operation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	kicked, opened = slices.Collect(maps.Keys(w.kicked)), w.opened
@@ -137,12 +141,19 @@ func (s *Service) startNext(ctx context.Context, conversation db.Ref) {
 		return // the sweep finds it
 	}
 	for _, id := range ids {
-		s.start(ctx, db.Ref{TenantID: conversation.TenantID, ID: id}, false)
+		s.claim(ctx, db.Ref{TenantID: conversation.TenantID, ID: id}, false)
 	}
 }
 
-// start claims an operation and runs it, unless it runs here already, is not of our kinds, or must wait.
-func (s *Service) start(ctx context.Context, ref db.Ref, adopt bool) {
+// claim claims an operation and runs it, unless it runs here already, is not of our kinds, or must wait.
+func (s *Service) claim(ctx context.Context, ref db.Ref, adopt bool) {
+	s.start(ctx, ref, func() (queries.Operation, error) {
+		return s.db.Tenant(ref.TenantID).ClaimOperation(ctx, queries.ClaimOperationParams{ID: ref.ID, Owner: s.o.Owner, Lease: lease.Seconds(), Adopt: adopt})
+	})
+}
+
+// start runs the operation that take makes ours.
+func (s *Service) start(ctx context.Context, ref db.Ref, take func() (queries.Operation, error)) {
 	s.work.mu.Lock()
 	if _, ok := s.work.active[ref.ID]; ok || ctx.Err() != nil {
 		s.work.mu.Unlock()
@@ -162,7 +173,7 @@ func (s *Service) start(ctx context.Context, ref db.Ref, adopt bool) {
 				s.kick(ref.TenantID, *conversation)
 			}
 		}()
-		row, err := s.db.Tenant(ref.TenantID).ClaimOperation(ctx, queries.ClaimOperationParams{ID: ref.ID, Owner: s.o.Owner, Lease: lease.Seconds(), Adopt: adopt})
+		row, err := take()
 		if err != nil {
 			if !db.NotFound(err) && ctx.Err() == nil {
 				s.log.Warn("claim an operation", "operation", ref.ID, "error", err)

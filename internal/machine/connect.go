@@ -19,7 +19,16 @@ type link struct {
 
 // Connect returns the connection to a machine's guest. It never starts a machine.
 func (s *Service) Connect(ctx context.Context, tenantID, id uuid.UUID) (*guest.Client, error) {
-	row, p, err := s.here(ctx, tenantID, id)
+	row, _, err := s.here(ctx, tenantID, id)
+	if err != nil {
+		return nil, err
+	}
+	return s.ConnectTo(ctx, row)
+}
+
+// ConnectTo is Connect for a caller that has just read the machine's row.
+func (s *Service) ConnectTo(ctx context.Context, row queries.Machine) (*guest.Client, error) {
+	p, err := s.providerHere(ctx, row)
 	if err != nil {
 		return nil, err
 	}

@@ -538,11 +538,16 @@ func (s *Service) here(ctx context.Context, tenantID, id uuid.UUID) (queries.Mac
 	if err != nil {
 		return row, nil, fmt.Errorf("read the machine: %w", err)
 	}
-	if row.HostID != nil && *row.HostID != s.o.Host {
-		return row, nil, s.elsewhere(ctx, *row.HostID)
-	}
-	p, err := s.Provider(row.Provider)
+	p, err := s.providerHere(ctx, row)
 	return row, p, err
+}
+
+// providerHere is the provider of a machine that this host has.
+func (s *Service) providerHere(ctx context.Context, row queries.Machine) (sandbox.Provider, error) {
+	if row.HostID != nil && *row.HostID != s.o.Host {
+		return nil, s.elsewhere(ctx, *row.HostID)
+	}
+	return s.Provider(row.Provider)
 }
 
 // Reason says to a person why something failed at a provider or a guest. It repeats nothing that a host may keep to

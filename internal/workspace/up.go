@@ -293,7 +293,7 @@ func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, 
 	// Side by side: every prompt waits for this.
 	var all errgroup.Group
 	all.Go(func() (err error) {
-		client, err = s.o.Machines.Connect(ctx, tenantID, row.m.ID)
+		client, err = s.o.Machines.ConnectTo(ctx, row.m)
 		if _, ok := refusal.As(err); err == nil || ok || errors.Is(err, context.Canceled) {
 			return err
 		}
