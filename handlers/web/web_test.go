@@ -1,6 +1,7 @@
 package web_test
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"log/slog"
@@ -175,6 +176,7 @@ func TestConsole(t *testing.T) {
 		"pages give their streams back":                                      pagesGiveTheirStreamsBack,
 		"workspace and conversation are live, also when their stream breaks": theConsoleIsLive,
 		"hostile text stays text":                                            hostileTextStaysText,
+		"a page opened in the middle of a turn shows its prompt once":        aPageOpenedInTheMiddleOfATurnShowsItsPromptOnce,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -511,6 +513,34 @@ func aLongConversationOpensAtItsEnd(t *testing.T, s *site) {
 func text(s *goquery.Selection) string { return strings.Join(strings.Fields(s.Text()), " ") }
 
 // A browser that leaks streams is refused more of them, and the pages go on to work.
+// The stream of such a page replays rows that the page has. A state made before they are in would put the prompt there a
+// second time, as one that waits for its row.
+func aPageOpenedInTheMiddleOfATurnShowsItsPromptOnce(t *testing.T, s *site) {
+	v := s.as(t, s.Owner)
+	space := s.Workspace(s.Environment(nil))
+	s.Ready(space.ID)
+	talk := s.Launch(conversation.CreateInput{AgentID: s.Agent(""), WorkspaceID: &space.ID}).ID
+	s.Prompt(talk, "say here it is", "sleep 600000")
+	s.Until("the agent's words", func() bool { return strings.Contains(s.Said(talk), "here it is") })
+	for range 8 {
+		p := v.get("/conversations/"+talk.String()).says(200, "here it is")
+		live, err := v.http.Get(s.url + p.doc.Find("#stream").AttrOr("hx-get", p.doc.Find("#stream").AttrOr("hx-sse:connect", "")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := ""
+		for lines := bufio.NewScanner(live.Body); !strings.Contains(sent, `id="facts"`) && lines.Scan(); {
+			sent += lines.Text() + "\n"
+		}
+		live.Body.Close()
+		if !strings.Contains(sent, `id="working"`) || strings.Contains(sent, `class="you queued"`) {
+			t.Fatalf("the stream of the page begins with %s", sent)
+		}
+	}
+	v.post("/conversations/"+talk.String()+"/prompts", "prompt", "say too early").says(400, "what you wrote stays here", "say too early")
+	v.post("/conversations/"+talk.String()+"/interrupt", "turn", "1").says(200)
+}
+
 func aBrowserHoldsAFewStreamsOnly(t *testing.T, s *site) {
 	v := s.as(t, s.Owner)
 	var open []*http.Response
