@@ -192,6 +192,9 @@ func withoutJavaScript(t *testing.T, s *site) {
 		t.Parallel()
 		v := s.visitor(t)
 		p := v.get("/environments/new?x=1").says(200, "Sign in")
+		if strings.Contains(p.text(), "one-time link") {
+			t.Error("a server that has accounts speaks of the first one")
+		}
 		next := p.doc.Find("[name=next]").AttrOr("value", "")
 		if next != "/environments/new?x=1" {
 			t.Fatalf("leads back to %q", next)
@@ -321,6 +324,9 @@ func withoutJavaScript(t *testing.T, s *site) {
 	t.Run("a credential is kept without being shown", func(t *testing.T) {
 		t.Parallel()
 		v := s.as(t, s.Account(t))
+		if label := text(v.get("/agents/new").doc.Find("label[for=f-model]")); label != "Model" {
+			t.Errorf("the model, which claude needs, is labelled %q", label)
+		}
 		v.post("/settings/credentials", "name", "team", "provider", "anthropic", "kind", "api_key", "key", "has space").says(422, "must hold no spaces")
 		p := v.post("/settings/credentials", "name", "team", "provider", "anthropic", "kind", "api_key", "key", "sk-test-12345678").says(200, "Saved the credential team.", "default")
 		if strings.Contains(p.body, "sk-test") {
