@@ -80,10 +80,10 @@ func PageRoutes(w *web.Console) []Route {
 		form("/vaults/{id}/secrets/{secret}/delete", audit.VaultDeleteSecret, "", "Delete a secret", w.DeleteVaultSecret),
 
 		page(get, "/settings", Signed, "Settings", w.ShowSettings),
-		page(get, "/settings/{part}", Signed, "API keys, model credentials, sessions or members", w.ShowSetting),
+		page(get, "/settings/{part}", Signed, "API keys, inference credentials, sessions or members", w.ShowSetting),
 		form("/settings/keys", audit.APIKeyCreate, "", "Make an API key", w.CreateKey),
 		form("/settings/keys/{id}/delete", audit.APIKeyRevoke, "", "Delete an API key", w.DeleteKey),
-		form("/settings/credentials", audit.CredentialCreate, "", "Save a model credential", w.CreateCredential),
+		form("/settings/credentials", audit.CredentialCreate, "", "Save an inference credential", w.CreateCredential),
 		form("/settings/credentials/{id}/default", audit.CredentialUpdate, "", "Make it the default", w.DefaultCredential),
 		form("/settings/credentials/{id}/delete", audit.CredentialDelete, "", "Delete it", w.DeleteCredential),
 		form("/settings/sessions/{id}/delete", audit.SessionDelete, "", "Sign a browser out", w.DeleteSession),

@@ -375,7 +375,7 @@ func agentFields(f AgentForm) templ.Component {
 			}
 			return nil
 		})
-		templ_7745c5c3_Err = field("model", "Model", "As provider/name. Empty: the runtime's own default.", true, f.Errors).Render(templ.WithChildren(ctx, templ_7745c5c3_Var13), templ_7745c5c3_Buffer)
+		templ_7745c5c3_Err = field("model", "Model", "As provider/id, such as anthropic/claude-sonnet-4-5. Only the acp runtime may go without: its command then chooses.", false, f.Errors).Render(templ.WithChildren(ctx, templ_7745c5c3_Var13), templ_7745c5c3_Buffer)
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}

@@ -22,6 +22,7 @@ type SignInPage struct {
 	Now    time.Time
 	Email  string
 	Next   string // where to go afterwards: a path of this console
+	First  bool   // nobody has an account here yet
 	Errors Errors
 }
 

@@ -376,7 +376,7 @@ func repositoryFields(i int, r RepositoryForm, errs Errors) templ.Component {
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}
-		templ_7745c5c3_Err = repositoryInput("ref", "Branch or commit", r.Ref, "default branch", i, errs).Render(ctx, templ_7745c5c3_Buffer)
+		templ_7745c5c3_Err = repositoryInput("ref", "Branch or commit", r.Ref, "default", i, errs).Render(ctx, templ_7745c5c3_Buffer)
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}

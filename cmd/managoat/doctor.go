@@ -118,9 +118,7 @@ func examineMachines(ctx context.Context) []finding {
 }
 
 func runtimesVerbs() *cobra.Command {
-	cmd := &cobra.Command{Use: "runtimes", Short: "Install and list the pinned adapters", GroupID: "run", RunE: func(c *cobra.Command, _ []string) error {
-		return &codedError{exitUsage, fmt.Errorf("runtimes needs a verb\n%s", c.UsageString())}
-	}}
+	cmd := &cobra.Command{Use: "runtimes", Short: "Install and list the pinned adapters", GroupID: "run", RunE: needsVerb}
 	cfg := &config.Config{}
 	install := verb("", "install NAME", "Install the pinned version of an adapter, with what it needs", cobra.ExactArgs(1), func(c *cobra.Command, args []string) error {
 		if err := runtime.Install(c.Context(), args[0], cfg.RuntimesDir, func(line string) { fmt.Fprintln(os.Stderr, line) }); err != nil {

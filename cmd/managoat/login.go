@@ -23,6 +23,9 @@ func loginVerb() *cobra.Command {
 		if len(args) == 1 {
 			p.URL = strings.TrimSuffix(args[0], "/")
 		}
+		if err := checkURL(p.URL); err != nil {
+			return err
+		}
 		cl := &client.Client{Base: p.URL}
 		if keyStdin {
 			key, err := line(os.Stdin)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -76,6 +77,14 @@ func root() *cobra.Command {
 	cmd.AddGroup(&cobra.Group{ID: "use", Title: "Use a server:"}, &cobra.Group{ID: "run", Title: "Run a server:"})
 	cmd.AddCommand(serverVerbs()...)
 	return cmd
+}
+
+// needsVerb ends a command that only holds others.
+func needsVerb(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return &codedError{exitUsage, fmt.Errorf("%s has no verb %q\nSee: %s --help", c.Name(), args[0], c.CommandPath())}
+	}
+	return &codedError{exitUsage, fmt.Errorf("%s needs a verb\n%s", c.Name(), strings.TrimSpace(c.UsageString()))}
 }
 
 // verb makes a command whose arguments are checked by args.

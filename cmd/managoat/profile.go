@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"managoat/internal/client"
 )
@@ -19,6 +21,14 @@ type profile struct {
 
 // defaultURL is where `managoat serve` listens unless told otherwise.
 const defaultURL = "http://127.0.0.1:8080"
+
+// checkURL refuses what cannot be a server's address, before it looks like a server that is down.
+func checkURL(s string) error {
+	if u, err := url.Parse(s); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return &codedError{exitUsage, fmt.Errorf("%q is not the address of a server: it begins with http:// or https://, such as %s", s, defaultURL)}
+	}
+	return nil
+}
 
 func profilePath() (string, error) {
 	dir, err := os.UserConfigDir()
@@ -54,7 +64,8 @@ func connect() (*client.Client, error) {
 		if base == "" {
 			base = defaultURL
 		}
-		return &client.Client{Base: base, Key: key}, nil
+		base = strings.TrimSuffix(base, "/")
+		return &client.Client{Base: base, Key: key}, checkURL(base)
 	}
 	path, err := profilePath()
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"managoat/internal/config"
 	"managoat/internal/datadir"
 	"managoat/internal/identity"
+	"managoat/internal/refusal"
 	"managoat/internal/secret"
 )
 
@@ -48,6 +49,9 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 	defer dir.Close()
 	listener, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return fmt.Errorf("another program listens on %s: stop it, or give another --listen", cfg.Listen)
+		}
 		return fmt.Errorf("listen on %s: %w", cfg.Listen, err)
 	}
 	defer listener.Close()
@@ -234,9 +238,7 @@ func migrateVerb(ctx context.Context, cfg *config.Config) error {
 }
 
 func adminVerbs() *cobra.Command {
-	cmd := &cobra.Command{Use: "admin", Short: "Act on a data directory as its operator", GroupID: "run", RunE: func(c *cobra.Command, _ []string) error {
-		return &codedError{exitUsage, fmt.Errorf("admin needs a verb\n%s", c.UsageString())}
-	}}
+	cmd := &cobra.Command{Use: "admin", Short: "Act on a data directory as its operator", GroupID: "run", RunE: needsVerb}
 	var email, account string
 	var fromStdin bool
 	create := configured("create-owner", "Make an account with its owner and print its API key", func(ctx context.Context, cfg *config.Config) error {
@@ -280,6 +282,9 @@ func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput
 		return err
 	}
 	owner, key, err := people.CreateOwner(ctx, "command line", in)
+	if r, ok := refusal.As(err); ok { // said as the API's client says it
+		err = fmt.Errorf("%s (%s)", r.Message, r.Code)
+	}
 	if err != nil {
 		return &codedError{exitRefused, err}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -50,9 +51,7 @@ type setupStep struct {
 
 func workspaceVerbs() *cobra.Command {
 	cmd := &cobra.Command{Use: "workspace", Aliases: []string{"workspaces", "ws"}, Short: "Machines you keep: create, list, show, logs, retry, delete", GroupID: "use",
-		RunE: func(c *cobra.Command, args []string) error {
-			return &codedError{exitUsage, fmt.Errorf("workspace needs a verb\n%s", c.UsageString())}
-		}}
+		RunE: needsVerb}
 	cmd.AddCommand(workspaceCreate(), workspaceList(), workspaceShow(), workspaceLogs(), workspaceRetry(), workspaceDelete())
 	return cmd
 }
@@ -212,7 +211,11 @@ func workspaceDelete() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return cl.Do(c.Context(), "DELETE", "/api/workspaces/"+w.ID, nil, nil)
+		if err := cl.Do(c.Context(), "DELETE", "/api/workspaces/"+w.ID, nil, nil); err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "Deleted %s.\n", w.Name)
+		return nil
 	})
 }
 

@@ -322,7 +322,7 @@ func (w *Console) ConversationStream(c echo.Context) error {
 	}
 
 	fold, v := w.fold(a, t)
-	talk := &talkStream{w: w, a: a, id: at, fold: fold, rows: v, after: after}
+	talk := &talkStream{w: w, a: a, id: at, fold: fold, rows: v, seen: max(from-1, 0), after: after}
 	if talk.out, err = start(c); err != nil {
 		return nil
 	}
@@ -357,6 +357,9 @@ func (w *Console) ConversationStream(c echo.Context) error {
 				look.Reset(0)
 			}
 		case <-look.C:
+			if !talk.caughtUp() {
+				continue // show says when
+			}
 			if talk.look(ctx) != nil {
 				return nil
 			}
@@ -384,14 +387,20 @@ type talkStream struct {
 	id    uuid.UUID
 	fold  *views.Transcript
 	rows  rowViews
+	seen  int64 // the last row in the fold
 	after int64 // the last row the page shows
 	out   *out
 }
+
+// caughtUp tells whether the fold holds what the page shows. Before, it misses prompts and changes of files that the page
+// has, and the state made from it would put them there twice or take them away.
+func (t *talkStream) caughtUp() bool { return t.seen >= t.after }
 
 // show folds rows and sends what they change on the page. changed tells that the state around them may have changed too,
 // over that nothing will follow.
 func (t *talkStream) show(items []stream.Item) (changed, over bool, err error) {
 	var known, fresh []transcript.Stored
+	behind := !t.caughtUp()
 	for _, item := range items {
 		switch item.Kind {
 		case stream.Reset: // the rows begin anew: so must the page
@@ -399,6 +408,7 @@ func (t *talkStream) show(items []stream.Item) (changed, over bool, err error) {
 		case stream.End:
 			over = true
 		case stream.Row:
+			t.seen = item.Event.Seq
 			if item.Event.Seq <= t.after {
 				known = append(known, item.Event)
 				continue
@@ -407,8 +417,9 @@ func (t *talkStream) show(items []stream.Item) (changed, over bool, err error) {
 		}
 	}
 	t.fold.Append(t.rows.of(known))
+	changed = behind && t.caughtUp()
 	if len(fresh) == 0 {
-		return false, over, nil
+		return changed, over, nil
 	}
 	t.fold.Now = time.Now()
 	f := t.fold.Append(t.rows.of(fresh))
@@ -472,6 +483,9 @@ func (w *Console) SendPrompt(c echo.Context) error {
 	}
 	prompt := input.Lines(c.FormValue("prompt"))
 	_, err = w.Conversations.Prompt(ctx, a, at, conversation.PromptInput{Prompt: prompt})
+	if r, ok := refusal.As(err); ok && r.Code == refusal.ConversationBusy { // the way out that programs have is not on the page
+		err = refusal.New(r.Code, "A turn runs in this conversation, so the prompt was not sent. Wait for its end or interrupt it; what you wrote stays here.")
+	}
 	return w.answer(c, at, err, func(p *views.ConversationPage) { p.Composer.Text = prompt })
 }
 

@@ -58,7 +58,11 @@ func (w *Console) SignIn(c echo.Context) error {
 			return c.Redirect(http.StatusSeeOther, next)
 		}
 	}
-	return html(c, http.StatusOK, views.SignIn(views.SignInPage{Now: time.Now(), Next: next}))
+	has, err := w.Identity.HasAccounts(c.Request().Context())
+	if err != nil {
+		return err
+	}
+	return html(c, http.StatusOK, views.SignIn(views.SignInPage{Now: time.Now(), Next: next, First: !has}))
 }
 
 // BeginSession signs in: POST /sign-in.

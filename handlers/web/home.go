@@ -124,7 +124,7 @@ func (w *Console) firstSteps(ctx context.Context, a tenant.Actor, f views.StartF
 		return nil, err
 	}
 	return []views.FirstStep{
-		{Done: len(credentials.Items) > 0, Text: "Save a model credential", Link: views.Link{Name: "Model credentials", URL: "/settings/credentials"}},
+		{Done: len(credentials.Items) > 0, Text: "Save an inference credential: the key of a model", Link: views.Link{Name: "Inference credentials", URL: "/settings/credentials"}},
 		{Done: len(environments.Items) > 0, Text: "Make an environment: what a machine holds", Link: views.Link{Name: "New environment", URL: "/environments/new"}},
 		{Done: len(f.Agents) > 0, Text: "Make an agent: how the work is done", Link: views.Link{Name: "New agent", URL: "/agents/new"}},
 		{Done: len(f.Workspaces) > 1, Text: "Create a workspace from the environment", Link: views.Link{Name: "New workspace", URL: "/workspaces/new"}},

@@ -105,7 +105,7 @@ func (w *Console) credentialsTab(ctx context.Context, a tenant.Actor) (t views.C
 	return t, err
 }
 
-// CreateCredential keeps a model credential: POST /settings/credentials.
+// CreateCredential keeps an inference credential: POST /settings/credentials.
 func (w *Console) CreateCredential(c echo.Context) error {
 	ctx, a := c.Request().Context(), actor(c)
 	in := inference.Input{Name: c.FormValue("name"), Provider: c.FormValue("provider"), Kind: c.FormValue("kind"), BaseURL: c.FormValue("base_url"),

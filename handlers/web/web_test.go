@@ -1,6 +1,7 @@
 package web_test
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"log/slog"
@@ -175,6 +176,7 @@ func TestConsole(t *testing.T) {
 		"pages give their streams back":                                      pagesGiveTheirStreamsBack,
 		"workspace and conversation are live, also when their stream breaks": theConsoleIsLive,
 		"hostile text stays text":                                            hostileTextStaysText,
+		"a page opened in the middle of a turn shows its prompt once":        aPageOpenedInTheMiddleOfATurnShowsItsPromptOnce,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -190,6 +192,9 @@ func withoutJavaScript(t *testing.T, s *site) {
 		t.Parallel()
 		v := s.visitor(t)
 		p := v.get("/environments/new?x=1").says(200, "Sign in")
+		if strings.Contains(p.text(), "one-time link") {
+			t.Error("a server that has accounts speaks of the first one")
+		}
 		next := p.doc.Find("[name=next]").AttrOr("value", "")
 		if next != "/environments/new?x=1" {
 			t.Fatalf("leads back to %q", next)
@@ -319,6 +324,9 @@ func withoutJavaScript(t *testing.T, s *site) {
 	t.Run("a credential is kept without being shown", func(t *testing.T) {
 		t.Parallel()
 		v := s.as(t, s.Account(t))
+		if label := text(v.get("/agents/new").doc.Find("label[for=f-model]")); label != "Model" {
+			t.Errorf("the model, which claude needs, is labelled %q", label)
+		}
 		v.post("/settings/credentials", "name", "team", "provider", "anthropic", "kind", "api_key", "key", "has space").says(422, "must hold no spaces")
 		p := v.post("/settings/credentials", "name", "team", "provider", "anthropic", "kind", "api_key", "key", "sk-test-12345678").says(200, "Saved the credential team.", "default")
 		if strings.Contains(p.body, "sk-test") {
@@ -511,6 +519,34 @@ func aLongConversationOpensAtItsEnd(t *testing.T, s *site) {
 func text(s *goquery.Selection) string { return strings.Join(strings.Fields(s.Text()), " ") }
 
 // A browser that leaks streams is refused more of them, and the pages go on to work.
+// The stream of such a page replays rows that the page has. A state made before they are in would put the prompt there a
+// second time, as one that waits for its row.
+func aPageOpenedInTheMiddleOfATurnShowsItsPromptOnce(t *testing.T, s *site) {
+	v := s.as(t, s.Owner)
+	space := s.Workspace(s.Environment(nil))
+	s.Ready(space.ID)
+	talk := s.Launch(conversation.CreateInput{AgentID: s.Agent(""), WorkspaceID: &space.ID}).ID
+	s.Prompt(talk, "say here it is", "sleep 600000")
+	s.Until("the agent's words", func() bool { return strings.Contains(s.Said(talk), "here it is") })
+	for range 8 {
+		p := v.get("/conversations/"+talk.String()).says(200, "here it is")
+		live, err := v.http.Get(s.url + p.doc.Find("#stream").AttrOr("hx-get", p.doc.Find("#stream").AttrOr("hx-sse:connect", "")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := ""
+		for lines := bufio.NewScanner(live.Body); !strings.Contains(sent, `id="facts"`) && lines.Scan(); {
+			sent += lines.Text() + "\n"
+		}
+		live.Body.Close()
+		if !strings.Contains(sent, `id="working"`) || strings.Contains(sent, `class="you queued"`) {
+			t.Fatalf("the stream of the page begins with %s", sent)
+		}
+	}
+	v.post("/conversations/"+talk.String()+"/prompts", "prompt", "say too early").says(400, "what you wrote stays here", "say too early")
+	v.post("/conversations/"+talk.String()+"/interrupt", "turn", "1").says(200)
+}
+
 func aBrowserHoldsAFewStreamsOnly(t *testing.T, s *site) {
 	v := s.as(t, s.Owner)
 	var open []*http.Response

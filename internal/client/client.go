@@ -50,7 +50,7 @@ type Unreachable struct {
 }
 
 func (e *Unreachable) Error() string {
-	return fmt.Sprintf("no answer from %s: %v", e.Base, e.Err)
+	return fmt.Sprintf("no answer from %s: %v. Does a server run there? managoat serve starts one", e.Base, e.Err)
 }
 func (e *Unreachable) Unwrap() error { return e.Err }
 

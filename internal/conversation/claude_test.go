@@ -12,9 +12,11 @@ import (
 	"managoat/internal/conversation"
 	"managoat/internal/conversation/conversationtest"
 	"managoat/internal/environment"
+	"managoat/internal/inference"
 	"managoat/internal/input"
 	"managoat/internal/ledger"
 	"managoat/internal/refusal"
+	"managoat/internal/secret"
 	"managoat/internal/testworld"
 	"managoat/internal/transcript"
 )
@@ -198,6 +200,24 @@ func TestClaudeIsInterruptedInACommandWhichEndsWithIt(t *testing.T) {
 	must(t, w.Ask(c, "hello"), conversation.Completed, "")
 	if got := stages(w, c); strings.Count(got, "adapter done") != 1 {
 		t.Errorf("the adapter was started again: %s", got)
+	}
+}
+
+func TestAKeyThatTheModelRefusesIsSaidWithTheNextStep(t *testing.T) {
+	t.Parallel()
+	w := conversationtest.New(t)
+	conversationtest.InstallClaude(t)
+	ws := w.Workspace(w.Environment(nil))
+	w.Outside.Model.Script("hello", testworld.Reply{testworld.Say("Hello.")})
+	agent := w.Claude()
+	wrong, err := w.Inference.Create(t.Context(), w.Owner.Actor, inference.Input{Name: "wrong", Provider: inference.Anthropic, BaseURL: w.Outside.Model.URL, Key: secret.New("sk-ant-api03-a-wrong-one")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn := w.Ask(w.Launch(conversation.CreateInput{AgentID: agent, WorkspaceID: &ws.ID, InferenceCredentialID: &wrong.ID}).ID, "hello")
+	must(t, turn, conversation.Failed, conversation.CodeAgentError)
+	if !strings.Contains(turn.Error.Message, "settings, under inference credentials") {
+		t.Errorf("the turn says %q", turn.Error.Message)
 	}
 }
 

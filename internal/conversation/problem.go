@@ -85,9 +85,15 @@ func failureOf(err error) *failure {
 	return fail(CodeInternal, "Something went wrong on the server. Its log has the cause.").because(err)
 }
 
+// authRequired is the Agent Client Protocol's code for an agent that is not let in, by whom it needs.
+const authRequired = -32000
+
 // agentError is an error that the agent answered with, in its own words.
 func agentError(e *acp.Error) *failure {
 	f := fail(CodeAgentError, "The agent answered with an error: %s", e.Message).with("agent_code", e.Code)
+	if e.Code == authRequired {
+		f.problem.Message += ". The model's provider does not take the key, or the runtime wants a login of its own. Save a credential that works in the settings, under inference credentials, and start a new conversation."
+	}
 	if len(e.Data) > 0 && string(e.Data) != "null" {
 		f.with("data", json.RawMessage(e.Data))
 	}

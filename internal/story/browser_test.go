@@ -114,6 +114,9 @@ func TestTheWholeStoryInABrowser(t *testing.T) {
 	c := &console{browsertest.New(t), line.url, t}
 	c.Size(1280, 860)
 
+	c.open("/")
+	c.shows("main", "one-time link") // whoever comes without it is told that there is one
+
 	// The link of the first start makes the account, once.
 	link, found := "", false
 	until(t, "the first start's link", func() bool {

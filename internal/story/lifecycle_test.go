@@ -205,18 +205,23 @@ func TestVerbsSayWhatIsWrongAndExitByIt(t *testing.T) {
 		code int
 		says string
 	}{
-		"no such verb":            {nowhere, []string{"frobnicate"}, 2, "frobnicate"},
-		"no such flag":            {nowhere, []string{"serve", "--frobnicate"}, 2, "--frobnicate"},
-		"a bad value":             {with(nowhere, "MANAGOAT_RUNNING_MACHINES=many"), []string{"serve"}, 2, "MANAGOAT_RUNNING_MACHINES"},
-		"not signed in":           {nowhere, []string{"workspace", "list"}, 2, "managoat login"},
-		"nobody there":            {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL=http://127.0.0.1:1"), []string{"workspace", "list"}, 3, "127.0.0.1:1"},
-		"a wrong key":             {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL="+s.url), []string{"workspace", "list"}, 1, "api_key_invalid"},
-		"no such environment":     {a.environ(), []string{"workspace", "create", "x", "--environment", "none"}, 1, `no environment "none"`},
-		"no such agent":           {a.environ(), []string{"run", "none", "-p", "hello"}, 1, `no agent "none"`},
-		"no prompt":               {a.environ(), []string{"run", "none"}, 2, "-p"},
-		"an owner without e-mail": {nowhere, []string{"admin", "create-owner", "--password-stdin"}, 2, "--email"},
-		"an owner that is there":  {nowhere, []string{"admin", "create-owner", "--email", a.Email, "--password-stdin"}, 1, a.Email},
-		"nothing to put down":     {with(nowhere, "MANAGOAT_DATA="+t.TempDir()), []string{"down"}, 1, "no Managoat in"},
+		"no such verb":                           {nowhere, []string{"frobnicate"}, 2, "frobnicate"},
+		"no such verb below another":             {nowhere, []string{"workspace", "frobnicate"}, 2, `workspace has no verb "frobnicate"`},
+		"no server's address":                    {nowhere, []string{"login", "localhost:8080", "--key-stdin"}, 2, "http://"},
+		"no server's address in the environment": {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL=localhost:8080"), []string{"me"}, 2, "http://"},
+		"an address that is taken":               {with(nowhere, "MANAGOAT_DATA="+t.TempDir()), []string{"serve", "--listen", strings.TrimPrefix(s.url, "http://")}, 1, "give another --listen"},
+		"an owner without an address":            {nowhere, []string{"admin", "create-owner", "--email", "x", "--password-stdin"}, 1, "(validation_failed)"},
+		"no such flag":                           {nowhere, []string{"serve", "--frobnicate"}, 2, "--frobnicate"},
+		"a bad value":                            {with(nowhere, "MANAGOAT_RUNNING_MACHINES=many"), []string{"serve"}, 2, "MANAGOAT_RUNNING_MACHINES"},
+		"not signed in":                          {nowhere, []string{"workspace", "list"}, 2, "managoat login"},
+		"nobody there":                           {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL=http://127.0.0.1:1"), []string{"workspace", "list"}, 3, "127.0.0.1:1"},
+		"a wrong key":                            {with(nowhere, "MANAGOAT_TOKEN=mgt_x", "MANAGOAT_BASE_URL="+s.url), []string{"workspace", "list"}, 1, "api_key_invalid"},
+		"no such environment":                    {a.environ(), []string{"workspace", "create", "x", "--environment", "none"}, 1, `no environment "none"`},
+		"no such agent":                          {a.environ(), []string{"run", "none", "-p", "hello"}, 1, `no agent "none"`},
+		"no prompt":                              {a.environ(), []string{"run", "none"}, 2, "-p"},
+		"an owner without e-mail":                {nowhere, []string{"admin", "create-owner", "--password-stdin"}, 2, "--email"},
+		"an owner that is there":                 {nowhere, []string{"admin", "create-owner", "--email", a.Email, "--password-stdin"}, 1, a.Email},
+		"nothing to put down":                    {with(nowhere, "MANAGOAT_DATA="+t.TempDir()), []string{"down"}, 1, "no Managoat in"},
 	} {
 		stdout, stderr, code := run(t, c.env, "a long enough password\n", c.args...)
 		if code != c.code || !strings.Contains(stderr, c.says) || stdout != "" || strings.Contains(stderr, "goroutine ") {

@@ -188,7 +188,10 @@
     let heard = Date.now(), connection = null, over = false, warn = 0;
     const state = (text) => { const n = $("#live"); if (n) set(n, text); };
     const lost = () => { warn ||= setTimeout(() => state("Reconnecting…"), 1500); };
-    const found = () => { clearTimeout(warn); warn = 0; heard = Date.now(); state(""); };
+    const found = () => {
+      clearTimeout(warn); warn = 0; heard = Date.now(); state("");
+      for (const n of all("[data-unreached]")) { n.textContent = ""; delete n.dataset.unreached; }
+    };
     const retry = () => { if (!over && !connection) setTimeout(() => { if (!connection) window.htmx.trigger(stream, "reopen"); }, AGAIN); };
     stream.addEventListener("htmx:sse:after:connection", (e) => { connection = e.detail.connection; found(); });
     stream.addEventListener("htmx:sse:before:message", found);
@@ -211,7 +214,7 @@
     }
     if (status === undefined && form.dataset.unreachable) {
       const place = $(form.dataset.unreachable);
-      if (place) place.textContent = "The server could not be reached. Nothing was sent; what you typed is still here.";
+      if (place) { place.textContent = "The server could not be reached. Nothing was sent; what you typed is still here."; place.dataset.unreached = ""; }
     }
   });
   addEventListener("keydown", (event) => { if (event.key === "Escape") $("details.pop[open]")?.removeAttribute("open"); });

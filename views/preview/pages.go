@@ -58,7 +58,7 @@ func examples(now time.Time) []example {
 		Running: []views.Row{running, waiting}, Failed: []views.Row{failed}, Recent: []views.Row{idle, {Badge: views.Badge{State: views.StateOff, Label: "ended"}, Title: views.Link{Name: long, URL: "/conversations/c4"}, Note: long, At: ago(50 * time.Hour)}},
 	}}))
 	add("/home/first", views.Home(views.HomePage{Page: page(now, "Home", "home"), Steps: []views.FirstStep{
-		{Done: true, Text: "Save a model credential"},
+		{Done: true, Text: "Save an inference credential: the key of a model"},
 		{Text: "Make an environment: what a machine holds", Link: views.Link{Name: "New environment", URL: "/environments/new"}},
 		{Text: "Make an agent: how the work is done", Link: views.Link{Name: "New agent", URL: "/agents/new"}},
 		{Text: "Create a workspace from the environment", Link: views.Link{Name: "New workspace", URL: "/workspaces/new"}},
