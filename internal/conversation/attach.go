@@ -196,6 +196,7 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) error {
 		return err
 	}
 	roots := append([]string{guest.Home}, up.Repositories...)
+	_, _, missing := up.Guest.Stat(ctx, roots, t.c.Cwd)
 	if _, err := up.Guest.Mkdir(ctx, roots, t.c.Cwd, 0o755); err != nil {
 		var file *guest.FileError
 		if errors.As(err, &file) && file.Code != guest.ErrDiskFull {
@@ -203,6 +204,9 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) error {
 				with("roots", roots).because(err)
 		}
 		return fmt.Errorf("make the working directory: %w", err)
+	}
+	if notFound(missing) { // which may be a slip of the pen
+		t.notice(ctx, "folder_made", "The folder "+t.c.Cwd+" was not there. It was made, and is empty.")
 	}
 	return nil
 }

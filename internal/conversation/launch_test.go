@@ -254,6 +254,20 @@ func TestTwoConversationsWorkSideBySideInOneFolder(t *testing.T) {
 	}
 }
 
+// A folder that is not there is made, since agents begin projects; a mistyped one must not pass unseen.
+func TestAFolderThatWasNotThereIsToldOf(t *testing.T) {
+	t.Parallel()
+	w := conversationtest.New(t)
+	ws := w.Workspace(w.Environment(nil))
+	for i, want := range []string{"folder_made", ""} {
+		c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: &ws.ID, Cwd: "/home/sprite/projekt"}).ID
+		must(t, w.Ask(c, "cwd"), conversation.Completed, "")
+		if got := notices(w, c); got != want {
+			t.Errorf("conversation %d was told %q, want %q", i+1, got, want)
+		}
+	}
+}
+
 func TestACwdThatALinkLeadsOutOfFailsTheTurn(t *testing.T) {
 	t.Parallel()
 	w, ws := world(t)

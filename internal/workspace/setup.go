@@ -416,7 +416,7 @@ func (r *setup) own() map[string]string {
 // the command followed on: it goes on without us. label names it in errors.
 func (r *setup) command(ctx context.Context, label string, e guest.Exec) error {
 	e.ID = "setup-" + uuid.NewString()
-	e.Spool = guest.SpoolLog
+	e.Spool, e.Joined = guest.SpoolLog, true // people read the last lines, in the order of their printing
 	watched, stop := r.watch(ctx, label, e.Timeout)
 	defer stop()
 	if err := r.built.Guest.Start(watched, e); err != nil {

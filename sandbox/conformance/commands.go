@@ -57,6 +57,17 @@ var commands = []Check{
 			}
 		}
 	}},
+	{"joined output keeps the order of its writing", func(t T, p sandbox.Provider) {
+		m := start(t, p)
+		r := m.exec(guest.Exec{Argv: []string{"sh", "-c", "for i in $(seq 500); do echo out $i; echo err $i >&2; done; exit 3"}, Joined: true})
+		var want strings.Builder
+		for i := range 500 {
+			fmt.Fprintf(&want, "out %d\nerr %d\n", i+1, i+1)
+		}
+		if r.Code != 3 || r.out != want.String() || r.err != "" {
+			t.Errorf("%+v, in order: %v, %d bytes on standard error", r.Exit, r.out == want.String(), len(r.err))
+		}
+	}},
 	{"a command gets the environment it was given and nothing of the host's", func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		r := m.exec(guest.Exec{Argv: []string{"env"}, Env: map[string]string{"GREETING": "a b\nc", "LANG": "de_DE"}})

@@ -65,6 +65,7 @@ type Exec struct {
 	Sudo    bool              `json:"sudo"`    // its processes inherit the descriptor that makes the machine's sudo work
 	Stdin   bool              `json:"stdin"`   // false: /dev/null
 	TTY     bool              `json:"tty"`     // false unless somebody asked
+	Joined  bool              `json:"joined"`  // standard error goes where standard output does, in the order of its writing
 	Timeout time.Duration     `json:"timeout"` // wall clock, kept by the guest; 0: none. At its end the whole tree is killed
 	Spool   SpoolKind         `json:"spool"`
 	// SpoolBytes bounds the spool of each stream; 0: 1 MiB for logs, 8 MiB for protocols.

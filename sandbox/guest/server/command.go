@@ -284,6 +284,10 @@ func (cs *commands) launch(c *command, e guest.Exec) (_ *run, err error) {
 			c.stdin = ours
 		}
 		for i := range r.ours {
+			if i == stderr && e.Joined {
+				l.files[1+i] = l.files[1+stdout]
+				continue
+			}
 			ours, w, err := os.Pipe()
 			if err != nil {
 				return nil, fmt.Errorf("output: %w", err)
