@@ -26,7 +26,12 @@ func (g *edge) once(c echo.Context, actor tenant.Actor, route Route, key string,
 	c.Request().Body = io.NopCloser(bytes.NewReader(body))
 	ctx := c.Request().Context()
 	// The path, not only its pattern: the same key on another conversation is another request.
-	claim := idempotency.New(actor.TenantID, route.Method+" "+c.Request().URL.Path, key, body)
+	place := route.Method + " " + c.Request().URL.Path
+	if actor.Scope == tenant.ScopeSandbox {
+		// An agent's keys are its own: it must neither read nor foretell the answers to what people send.
+		place = "conversation " + actor.ConversationID.String() + ": " + place
+	}
+	claim := idempotency.New(actor.TenantID, place, key, body)
 	earlier, err := claim.Find(ctx, g.cfg.DB)
 	if err != nil {
 		return err
