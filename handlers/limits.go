@@ -2,12 +2,12 @@ package handlers
 
 import (
 	"crypto/sha256"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
 
+	"managoat/internal/identity"
 	"managoat/internal/refusal"
 )
 
@@ -48,9 +48,9 @@ func (l *limits) take(what string, limit int) (wait time.Duration) {
 
 func (l *limits) middleware(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		wait := l.take("address "+c.RealIP(), perAddress)
-		if h := c.Request().Header.Get("Authorization"); h != "" && strings.HasPrefix(c.Request().URL.Path, "/api/") {
-			wait = max(wait, l.take("key "+h, perKey))
+		wait := l.take("address "+identity.Network(c.RealIP()), perAddress)
+		if key, ok := bearer(c.Request()); ok && isAPI(c) {
+			wait = max(wait, l.take("key "+key, perKey)) // the key, not the header: one key can be written in many ways
 		}
 		if wait > 0 {
 			return refusal.New(refusal.RateLimited, "Too many requests this minute: at most %d from one key and %d from one address.", perKey, perAddress).RetryAfter(wait)

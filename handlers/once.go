@@ -2,9 +2,11 @@ package handlers
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -12,6 +14,9 @@ import (
 	"managoat/internal/refusal"
 	"managoat/internal/tenant"
 )
+
+// onceTimeout is how long a request with an Idempotency-Key may take, answer stored and all.
+const onceTimeout = time.Minute
 
 // once answers a repeated POST with the first one's answer. The key is taken in the transaction that makes the change
 // (see package idempotency); a request that changed nothing uses none.
@@ -24,9 +29,17 @@ func (g *edge) once(c echo.Context, actor tenant.Actor, route Route, key string,
 		return err
 	}
 	c.Request().Body = io.NopCloser(bytes.NewReader(body))
-	ctx := c.Request().Context()
+	// From here on it is done whether the client stays or not: one whose connection broke is the one that asks again, and
+	// a change without its answer could not be answered then.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request().Context()), onceTimeout)
+	defer cancel()
 	// The path, not only its pattern: the same key on another conversation is another request.
-	claim := idempotency.New(actor.TenantID, route.Method+" "+c.Request().URL.Path, key, body)
+	place := route.Method + " " + c.Request().URL.Path
+	if actor.Scope == tenant.ScopeSandbox {
+		// An agent's keys are its own: it must neither read nor foretell the answers to what people send.
+		place = "conversation " + actor.ConversationID.String() + ": " + place
+	}
+	claim := idempotency.New(actor.TenantID, place, key, body)
 	earlier, err := claim.Find(ctx, g.cfg.DB)
 	if err != nil {
 		return err

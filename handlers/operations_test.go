@@ -20,6 +20,7 @@ import (
 	"managoat/internal/files"
 	"managoat/internal/quota"
 	"managoat/internal/refusal"
+	"managoat/internal/transcript/transcripttest"
 )
 
 func TestMain(m *testing.M) { os.Exit(conversationtest.Main(m)) }
@@ -100,6 +101,46 @@ func TestEveryOperationRefusesNonsenseByTheTable(t *testing.T) {
 	}
 	if calls < 400 {
 		t.Errorf("only %d calls were made", calls)
+	}
+	// What stands behind the question mark reaches the database too, which cannot read every text.
+	other := w.Account(t)
+	talk := transcripttest.Conversation(t, w.Database, other.TenantID).String()
+	asked := 0
+	for path, item := range document.OpenAPI().Paths {
+		for method, op := range api.Operations(item) {
+			if method != http.MethodGet || strings.HasSuffix(path, "events/stream") {
+				continue
+			}
+			for _, p := range op.Parameters {
+				if p.In != "query" || p.Name == "wait" { // a stream that waits would not end
+					continue
+				}
+				for _, value := range []string{"%00", "%ff", "%ed%a0%80", "-1"} {
+					asked++
+					at := placeholder.ReplaceAllString(path, talk) + "?" + p.Name + "=" + value
+					if strings.HasSuffix(path, "/stream") {
+						at += "&wait=false"
+					}
+					req, err := http.NewRequest(method, server.URL+at, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					req.Header.Set("Authorization", "Bearer "+other.Key)
+					res, err := http.DefaultClient.Do(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					answer, err := io.ReadAll(res.Body)
+					res.Body.Close()
+					if err != nil || res.StatusCode >= 500 || res.StatusCode == http.StatusTooManyRequests {
+						t.Errorf("%s %s: %d %s, %v", method, at, res.StatusCode, answer, err)
+					}
+				}
+			}
+		}
+	}
+	if asked < 150 {
+		t.Errorf("only %d questions were asked", asked)
 	}
 	if strings.Contains(log.String(), "request failed") {
 		t.Error(log.String())

@@ -18,6 +18,7 @@ import (
 
 	"managoat/db"
 	"managoat/handlers/api"
+	"managoat/internal/broker"
 	"managoat/internal/refusal"
 	"managoat/internal/tenant"
 )
@@ -61,6 +62,13 @@ func New(cfg Config) (*echo.Echo, huma.API) {
 			trust = append(trust, echo.TrustIPRange(n))
 		}
 		e.IPExtractor = echo.ExtractIPFromXFFHeader(trust...)
+	}
+	outside := e.IPExtractor
+	e.IPExtractor = func(r *http.Request) string {
+		if id, ok := machineOf(r); ok {
+			return "machine " + id // each its own share of the limits that go by address
+		}
+		return outside(r)
 	}
 	g := &edge{cfg}
 	table := map[string]Route{}
@@ -175,12 +183,19 @@ func (g *edge) admit(table map[string]Route) echo.MiddlewareFunc {
 				}
 			}
 			route, ok := table[c.Request().Method+" "+c.Path()]
-			if !ok || route.Access == Public {
+			_, inside := machineOf(c.Request())
+			switch {
+			case inside && route.Access == Public && route.Audit != "": // sign-in, the first account
+				return fromInside()
+			case !ok || route.Access == Public:
 				return next(c)
 			}
 			actor, err := g.authenticate(c)
 			if err != nil {
 				return err
+			}
+			if inside && actor.Scope != tenant.ScopeSandbox {
+				return fromInside()
 			}
 			if actor.Scope == tenant.ScopeSandbox && route.Sandbox == Never {
 				return refusal.New(refusal.InsufficientScope, "A sandbox key cannot do this. It needs a key that a person made.").
@@ -197,14 +212,38 @@ func (g *edge) admit(table map[string]Route) echo.MiddlewareFunc {
 	}
 }
 
+// machineOf names the machine that a request comes from: the egress process says it on the server's private socket, and
+// nobody else can reach that.
+func machineOf(r *http.Request) (id string, ok bool) {
+	at, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if !ok || at.Network() != "unix" {
+		return "", false
+	}
+	return r.Header.Get(broker.MachineHeader), true
+}
+
+// fromInside refuses what a machine asks with more than its conversation's key: whatever an agent finds or guesses
+// there must not become a person.
+func fromInside() error {
+	return refusal.New(refusal.InsufficientScope, "From inside a machine only the key of its own conversation works (MANAGOAT_TOKEN).").
+		With("required_scope", tenant.ScopeSandbox)
+}
+
+// bearer reads the key out of the Authorization header, however it is written.
+func bearer(r *http.Request) (key string, ok bool) {
+	scheme, key, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
+	key = strings.TrimSpace(key)
+	return key, key != "" && strings.EqualFold(scheme, "Bearer")
+}
+
 func (g *edge) authenticate(c echo.Context) (tenant.Actor, error) {
 	ctx := c.Request().Context()
-	if h := c.Request().Header.Get("Authorization"); h != "" {
-		scheme, key, _ := strings.Cut(h, " ")
-		if !strings.EqualFold(scheme, "Bearer") {
+	if c.Request().Header.Get("Authorization") != "" {
+		key, ok := bearer(c.Request())
+		if !ok {
 			return tenant.Actor{}, refusal.New(refusal.Unauthenticated, "Send an API key as Authorization: Bearer mgt_….")
 		}
-		return g.cfg.Auth.AuthenticateKey(ctx, strings.TrimSpace(key))
+		return g.cfg.Auth.AuthenticateKey(ctx, key)
 	}
 	cookie, err := c.Cookie(SessionCookie)
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -21,8 +23,9 @@ import (
 // Format reads and writes every body of the JSON API.
 var Format = huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: unmarshal}
 
-// unmarshal is json.Unmarshal for what people send. It refuses text that is no UTF-8, which Go would mend in silence, and
-// its errors, which go on after "The body", repeat nothing of it.
+// unmarshal is json.Unmarshal for what people send. It refuses text that is no Unicode, as bytes or as escapes: Go would
+// mend it in silence, and a secret or a script would not be what was sent. Its errors, which go on after "The body",
+// repeat nothing of it.
 func unmarshal(body []byte, v any) error {
 	if !utf8.Valid(body) {
 		return errors.New("is not valid UTF-8")
@@ -31,11 +34,44 @@ func unmarshal(body []byte, v any) error {
 	var syntax *json.SyntaxError
 	switch {
 	case err == nil:
+		if at := halfCharacter(body); at >= 0 {
+			return fmt.Errorf("holds half a character: the \\u escape at byte %d lacks the other half of its surrogate pair", at)
+		}
 		return nil
 	case errors.As(err, &syntax):
 		return fmt.Errorf("is not valid JSON: byte %d does not fit", syntax.Offset)
 	}
 	return errors.New("holds a value of the wrong form")
+}
+
+// halfCharacter finds a \u escape of valid JSON that is half of a surrogate pair without its other half, -1 for none.
+func halfCharacter(body []byte) int {
+	unit := func(i int) rune { // the code unit of the escape at i, -1 when there is none
+		if i+6 > len(body) || body[i] != '\\' || body[i+1] != 'u' {
+			return -1
+		}
+		n, err := strconv.ParseUint(string(body[i+2:i+6]), 16, 16)
+		if err != nil {
+			return -1
+		}
+		return rune(n)
+	}
+	for i := 0; i < len(body); i++ {
+		if body[i] != '\\' { // JSON has backslashes in strings only
+			continue
+		}
+		switch first := unit(i); {
+		case first < 0:
+			i++ // an escape of two bytes
+		case !utf16.IsSurrogate(first):
+			i += 5
+		case utf16.DecodeRune(first, unit(i+6)) == utf8.RuneError:
+			return i
+		default:
+			i += 11
+		}
+	}
+	return -1
 }
 
 // Body is a JSON object with fields of T, any of which may be left out: the whole of a new thing, or a change of one

@@ -20,11 +20,16 @@ func TestBodiesThatCannotBeReadAreRefusedUnrepeated(t *testing.T) {
 		unreadable(`{"name": "x"} s3cr3t`, "not valid JSON"),
 		unreadable("{\"name\": \"s3cr3t\xc3\"}", "The body is not valid UTF-8."),
 		unreadable("{\"s3cr3t\xff\": \"x\"}", "The body is not valid UTF-8."),
+		unreadable(`{"name": "s3cr3t\ud800"}`, "escape at byte 16 lacks the other half"),
+		unreadable(`{"\udc00s3cr3t": "x"}`, "The body holds half a character"),
+		unreadable(`{"metadata": {"a": ["\ud83d\\ude00 s3cr3t"]}}`, "The body holds half a character"),
+		unreadable(`{"name": "s3cr3t\ud83d\ud83d\ude00"}`, "The body holds half a character"),
 		unreadable(`{"name": 1e999, "setup_script": "s3cr3t"}`, "The body holds a value of the wrong form."),
 		unreadable("", "There is no body. Send a JSON object"),
 		{as: "", call: "POST /api/auth/token", body: "{\"email\":\"a@b.example\",\"password\":\"s3cr3t\xff\"}", status: 400, has: []string{"UTF-8"}, hasNot: []string{"s3cr3t"}},
 		{as: "", call: "POST /api/auth/token", body: `{"email":"a@b.example","password":{"s3cr3t":1}}`, status: 422, hasNot: []string{"s3cr3t"}},
 		{as: "a", call: "POST /api/environments", body: "{\"name\": \"na\u00efve \ufffd\"}", status: 201, has: []string{"na\u00efve \ufffd"}},
+		{as: "a", call: "POST /api/environments", body: `{"name": "\ud83d\ude00 \\ud800 \uFFFD"}`, status: 201, has: []string{`"name":"😀 \\ud800 �"`}},
 	})
 	if strings.Contains(s.log.String(), "s3cr3t") {
 		t.Errorf("the log says %s", s.log)

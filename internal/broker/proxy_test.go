@@ -496,6 +496,20 @@ func TestAnEventStreamInAbsoluteFormPassesAsItComes(t *testing.T) {
 	}
 }
 
+// Hosts of plain http are anybody's. What one sends before its body is held in a process that serves every account.
+func TestAHostThatSendsAHeaderWithoutEndIsGivenUp(t *testing.T) {
+	t.Parallel()
+	port := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Much", strings.Repeat("x", 1<<20))
+		io.WriteString(w, "hello")
+	})
+	h := newHost(t, nil)
+	resp, body := h.proxy().ask(t, fmt.Sprintf("GET http://local.test:%d/", port), auth(h.token))
+	if resp.StatusCode != 502 || !strings.Contains(body, "upstream_unreachable") {
+		t.Errorf("%d %.200s", resp.StatusCode, body)
+	}
+}
+
 func TestTheHostHeaderCannotSayAnotherHostThanTheTarget(t *testing.T) {
 	t.Parallel()
 	got := make(chan string, 1)

@@ -4,15 +4,19 @@ package client
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // Client of one server. Key may be empty for the routes that need none.
@@ -20,7 +24,11 @@ type Client struct {
 	Base string // http://127.0.0.1:8080
 	Key  string
 	HTTP *http.Client // nil: http.DefaultClient
+
+	silence time.Duration // 0: silence, but for tests
 }
+
+func (c *Client) patience() time.Duration { return cmp.Or(c.silence, silence) }
 
 // Limits of what is read from a server.
 const (
@@ -54,17 +62,56 @@ func (e *Unreachable) Error() string {
 }
 func (e *Unreachable) Unwrap() error { return e.Err }
 
-// Do calls one endpoint. in is sent as JSON unless nil; the answer is decoded into out unless nil.
+// attempts of a POST whose answer was lost on the way.
+const attempts = 3
+
+// Do calls one endpoint. in is sent as JSON unless nil; the answer is decoded into out unless nil. A POST carries an
+// Idempotency-Key: when the connection breaks before its answer, it is asked for that answer again and acts once.
 func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
-	var body io.Reader
+	var body []byte
 	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
 			return err
 		}
-		body = bytes.NewReader(b)
 	}
-	resp, err := c.send(ctx, method, path, body, "application/json", nil)
+	if method != http.MethodPost || c.Key == "" { // without a key it is a sign-in, which knows no such keys
+		return c.do(ctx, method, path, body, nil, out)
+	}
+	header := http.Header{"Idempotency-Key": {uuid.NewString()}}
+	for n := 1; ; n++ {
+		err := c.do(ctx, method, path, body, header, out)
+		if n == attempts || !lost(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Duration(n) * firstPause):
+		}
+	}
+}
+
+// lost tells whether a request may have acted and its answer did not come, or not yet. Where nobody listens nothing acted.
+func lost(err error) bool {
+	var refused *Refused
+	var gone *Unreachable
+	var op *net.OpError
+	switch {
+	case errors.As(err, &refused):
+		return refused.Code == "idempotency_in_progress"
+	case errors.As(err, &gone):
+		return !errors.As(gone.Err, &op) || op.Op != "dial"
+	}
+	return false
+}
+
+func (c *Client) do(ctx context.Context, method, path string, in []byte, header http.Header, out any) error {
+	var body io.Reader
+	if in != nil {
+		body = bytes.NewReader(in)
+	}
+	resp, err := c.send(ctx, method, path, body, "application/json", header)
 	if err != nil {
 		return err
 	}
@@ -203,16 +250,19 @@ func (c *Client) follow(ctx context.Context, path string, after *string, each fu
 	if *after != "" {
 		header.Set("Last-Event-ID", *after)
 	}
+	watchdog := time.AfterFunc(c.patience(), cancel) // for the answer too: something on the way may hold it back
+	defer watchdog.Stop()
 	resp, err := c.send(ctx, http.MethodGet, path, nil, "text/event-stream", header)
 	if err != nil {
+		if ctx.Err() != nil {
+			err = &Unreachable{c.Base, errors.New("it says nothing")}
+		}
 		return false, err
 	}
 	defer resp.Body.Close()
 	if err := each(Frame{Event: Opened}); err != nil {
 		return false, err
 	}
-	watchdog := time.AfterFunc(silence, cancel)
-	defer watchdog.Stop()
 	lines := bufio.NewReaderSize(resp.Body, 64<<10)
 	var f Frame
 	var data bytes.Buffer
@@ -221,7 +271,7 @@ func (c *Client) follow(ctx context.Context, path string, after *string, each fu
 		if err != nil {
 			return false, &Unreachable{c.Base, err}
 		}
-		watchdog.Reset(silence)
+		watchdog.Reset(c.patience())
 		field, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
 		switch {

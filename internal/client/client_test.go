@@ -7,7 +7,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // A server that cuts the stream after every second frame: the client sees each frame once, in order.
@@ -62,5 +64,60 @@ func TestARefusalKeepsItsCodeAndEndsAFollow(t *testing.T) {
 	var gone *Unreachable
 	if err := c.Get(context.Background(), "/x", nil); !errors.As(err, &gone) {
 		t.Fatalf("a closed server answered %v", err)
+	}
+}
+
+// A connection that breaks after the request was sent leaves the caller without an answer, not with a second act.
+func TestAPostWhoseAnswerIsLostIsAskedForItAgainUnderItsKey(t *testing.T) {
+	t.Parallel()
+	var keys []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		keys = append(keys, r.Header.Get("Idempotency-Key"))
+		switch len(keys) {
+		case 1:
+			panic(http.ErrAbortHandler) // it acted, and the line breaks
+		case 2:
+			w.WriteHeader(409)
+			fmt.Fprint(w, `{"error":"idempotency_in_progress"}`)
+		default:
+			fmt.Fprint(w, `{"data":{"n":7}}`)
+		}
+	}))
+	defer srv.Close()
+	c := &Client{Base: srv.URL, Key: "mgt_x"}
+	var out struct{ Data struct{ N int } }
+	if err := c.Do(t.Context(), "POST", "/x", map[string]any{}, &out); err != nil || out.Data.N != 7 {
+		t.Fatalf("%v %v", out, err)
+	}
+	if len(keys) != 3 || keys[0] == "" || keys[1] != keys[0] || keys[2] != keys[0] {
+		t.Errorf("the keys were %q", keys)
+	}
+	if err := c.Do(t.Context(), "POST", "/x", map[string]any{}, nil); err != nil || keys[3] == keys[0] {
+		t.Errorf("another request came with the key of the first, %v", err)
+	}
+}
+
+// A proxy that buffers takes the connection and passes nothing on.
+func TestAStreamWhoseAnswerIsHeldBackIsGivenUpAndOpenedAgain(t *testing.T) {
+	t.Parallel()
+	done := make(chan struct{})
+	var calls atomic.Int32
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if calls.Add(1) == 1 {
+			select {
+			case <-r.Context().Done():
+			case <-done:
+			}
+			return
+		}
+		fmt.Fprint(w, "event: end\ndata: {}\n\n")
+	}))
+	defer srv.Close()
+	defer close(done)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	c := &Client{Base: srv.URL, silence: 50 * time.Millisecond}
+	if err := c.Follow(ctx, "/s", "", func(Frame) error { return nil }); err != nil || calls.Load() < 2 {
+		t.Errorf("%v after %d connections", err, calls.Load())
 	}
 }

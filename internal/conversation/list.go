@@ -53,7 +53,7 @@ func (s *Service) Get(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Co
 
 // List shows conversations, those last active first.
 func (s *Service) List(ctx context.Context, actor tenant.Actor, f Filter, page input.Page) (input.List[Conversation], error) {
-	p := queries.ConversationsParams{AgentID: f.AgentID, WorkspaceID: f.WorkspaceID, Status: optional(f.Status), AtMost: page.Fetch()}
+	p := queries.ConversationsParams{AgentID: f.AgentID, WorkspaceID: f.WorkspaceID, Status: optional(db.SafeText(f.Status)), AtMost: page.Fetch()}
 	if text := strings.TrimSpace(f.Text); text != "" {
 		p.Text = optional(db.SafeText(text))
 	}

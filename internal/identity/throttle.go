@@ -23,7 +23,7 @@ const (
 type attempt struct{ pair, email, address []byte }
 
 func newAttempt(email, address string) attempt {
-	address = network(address)
+	address = Network(address)
 	key := func(parts ...string) []byte {
 		sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
 		return sum[:]
@@ -31,8 +31,8 @@ func newAttempt(email, address string) attempt {
 	return attempt{pair: key("pair", email, address), email: key("email", email), address: key("address", address)}
 }
 
-// network is what one client has: an IPv4 address, or the /64 of an IPv6 one.
-func network(address string) string {
+// Network is what one client has: an IPv4 address, or the /64 of an IPv6 one. What is no IP address stays as it is.
+func Network(address string) string {
 	addr, err := netip.ParseAddr(address)
 	if err != nil {
 		return address

@@ -157,6 +157,6 @@ var table = map[Code]Entry{
 	InvalidRef:                {Status: 422, Meaning: "A ref is one commit, branch or tag."},
 	RefNotFound:               {Status: 404, Meaning: "The repository has no such ref."},
 	CommandFailed:             {Status: 422, Meaning: "A command in the machine failed.", Fields: []string{"exit_code", "output"}},
-	TooManyStreams:            {Status: 429, Meaning: "This session holds as many streams as it may."},
+	TooManyStreams:            {Status: 429, Meaning: "This session, or this account, holds as many streams as it may."},
 	Unavailable:               {Status: http.StatusServiceUnavailable, Meaning: "Not possible at this moment; nothing was changed.", Fields: []string{"retry_after_seconds"}},
 }

@@ -36,11 +36,12 @@ func (claude) Argv(Launch) []string {
 
 func (claude) Defaults(Launch) map[string]string {
 	return map[string]string{
-		"CLAUDE_CODE_MAX_RETRIES":                  "0", // a failed model call is seen, not repeated
-		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-		"CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION":     "0",
-		"DISABLE_AUTOUPDATER":                      "1",
-		"SHELL":                                    "/bin/bash",
+		"CLAUDE_CODE_MAX_RETRIES":                   "0", // a failed model call is seen, not repeated
+		"CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1", // nor asked again, and paid again, because its stream broke
+		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC":  "1",
+		"CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION":      "0",
+		"DISABLE_AUTOUPDATER":                       "1",
+		"SHELL":                                     "/bin/bash",
 	}
 }
 

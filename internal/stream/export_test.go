@@ -16,3 +16,6 @@ func (h *Hub) Payloads(tenantID uuid.UUID, conversations ...uuid.UUID) []string 
 	}
 	return h.payloads()
 }
+
+// MaxFollowers is how many one account may have.
+const MaxFollowers = maxFollowers

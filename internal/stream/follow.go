@@ -188,7 +188,11 @@ func (f *follower) follow(ctx context.Context, t topic, head int64, ended, wait 
 		}
 		return
 	}
-	r, leave := f.hub.join(t, f.src, head, ended)
+	r, leave, err := f.hub.join(t, f.src, head, ended)
+	if err != nil {
+		f.yield(Item{}, err)
+		return
+	}
 	defer leave()
 	if !f.yield(Item{Kind: Open}, nil) {
 		return

@@ -27,6 +27,10 @@ const (
 	pageBytes    = 1 << 20               // of their bodies and lines, about; one row at least
 	recentBytes  = 256 << 10             // of rows that a followed stream keeps for those who are a little behind
 	lookInterval = 15 * time.Second      // between looks at a followed stream that nobody told of
+
+	// maxFollowers of one account at once, in one server process. A follower costs a connection and about 40 KiB, and lives
+	// as long as its client likes: without a bound one account takes every descriptor of the server.
+	maxFollowers = 2000
 )
 
 // Hub wakes followers: those of this process directly, those of others through one NOTIFY channel with ids only.
@@ -37,7 +41,8 @@ type Hub struct {
 
 	mu     sync.Mutex
 	rooms  map[topic]*room
-	closed chan struct{} // followers leave: their clients connect to another server, or to the next one here
+	of     map[uuid.UUID]int // followers, by account
+	closed chan struct{}     // followers leave: their clients connect to another server, or to the next one here
 	wg     sync.WaitGroup
 
 	heartbeat, look time.Duration // Heartbeat and lookInterval, but for tests
@@ -52,7 +57,7 @@ type topic struct{ tenantID, conversationID uuid.UUID }
 
 // NewHub makes a hub. Run must run for other processes to hear and be heard.
 func NewHub(d *db.DB, log *slog.Logger) *Hub {
-	return &Hub{db: d, log: log, id: uuid.NewString(), rooms: map[topic]*room{}, closed: make(chan struct{}),
+	return &Hub{db: d, log: log, id: uuid.NewString(), rooms: map[topic]*room{}, of: map[uuid.UUID]int{}, closed: make(chan struct{}),
 		heartbeat: Heartbeat, look: lookInterval, changed: map[topic]bool{}, kick: make(chan struct{}, 1)}
 }
 

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"managoat/internal/refusal"
 )
 
 // row is what streams are made of: a transcript's or an account's.
@@ -40,10 +42,15 @@ type room struct {
 	changed   chan struct{} // closed when something of this changes
 }
 
-// join enters the room of a stream, which is made with its first follower: head and ended are what that one read.
-func (h *Hub) join(t topic, src source, head int64, ended bool) (r *room, leave func()) {
+// join enters the room of a stream, which is made with its first follower: head and ended are what that one read. It
+// refuses an account that follows as much as it may.
+func (h *Hub) join(t topic, src source, head int64, ended bool) (r *room, leave func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.of[t.tenantID] >= maxFollowers {
+		return nil, nil, refusal.New(refusal.TooManyStreams, "This account follows %d streams already. Close some and try again.", maxFollowers).RetryAfter(mostPause)
+	}
+	h.of[t.tenantID]++
 	r = h.rooms[t]
 	if r == nil {
 		ctx, stop := context.WithCancel(context.Background())
@@ -64,7 +71,10 @@ func (h *Hub) join(t topic, src source, head int64, ended bool) (r *room, leave 
 			delete(h.rooms, t)
 			r.stop()
 		}
-	}
+		if h.of[t.tenantID]--; h.of[t.tenantID] == 0 {
+			delete(h.of, t.tenantID)
+		}
+	}, nil
 }
 
 func (r *room) run(ctx context.Context, every time.Duration, closed <-chan struct{}) {

@@ -478,3 +478,48 @@ func TestWhatOtherServersAreToldFitsIntoNotifications(t *testing.T) {
 		}
 	}
 }
+
+// A stream lives as long as its client likes: without a bound one account would take every connection of the server.
+func TestAnAccountThatFollowsWithoutEndIsRefusedAndOthersAreNot(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	p := newProcess(t, d)
+	greedy, other := d.Account(t), d.Account(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	opened := make(chan error, stream.MaxFollowers)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for range stream.MaxFollowers {
+		wg.Go(func() {
+			for item, err := range p.reader.FollowAccount(ctx, greedy, stream.FromNow, true) {
+				if err != nil || item.Kind == stream.Open {
+					opened <- err
+				}
+			}
+		})
+	}
+	for range stream.MaxFollowers {
+		if err := <-opened; err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := func(ctx context.Context, account uuid.UUID) error {
+		for _, err := range p.reader.FollowAccount(ctx, account, stream.FromNow, true) {
+			return err
+		}
+		return nil
+	}
+	if err := first(ctx, greedy); !refusal.Is(err, refusal.TooManyStreams) {
+		t.Errorf("one more got %v", err)
+	}
+	if err := first(ctx, other); err != nil {
+		t.Errorf("another account got %v", err)
+	}
+	cancel()
+	wg.Wait()
+	if err := first(context.Background(), greedy); err != nil {
+		t.Errorf("when its streams have ended: %v", err)
+	}
+}

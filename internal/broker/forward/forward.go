@@ -56,6 +56,10 @@ type Options struct {
 // internalPort is where the names that the broker answers itself listen.
 const internalPort = 80
 
+// maxResponseHeader bounds the header of an answer from a plain http host, in bytes. Go's own limit is 10 MiB, for each of
+// a machine's connections.
+const maxResponseHeader = 256 << 10
+
 // idlePlain is how many idle connections to plain http hosts a machine keeps, and idlePlainTimeout how long.
 const (
 	idlePlain        = 16
@@ -75,6 +79,8 @@ func New(o Options) *Server {
 		DisableCompression: true, // bytes go through as they are
 		MaxIdleConns:       idlePlain,
 		IdleConnTimeout:    idlePlainTimeout,
+
+		MaxResponseHeaderBytes: maxResponseHeader,
 	}}
 }
 

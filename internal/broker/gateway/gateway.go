@@ -198,6 +198,9 @@ func (x *exchange) readBody() bool {
 	case err != nil:
 		return x.giveUp(err)
 	}
+	// What a body without a length did not use is free again before its answer streams.
+	x.s.requests.Release(x.held - int64(len(body)))
+	x.held = int64(len(body))
 	x.body = body
 	x.row.BytesOut = int64(len(body))
 	return true

@@ -365,6 +365,32 @@ func TestABodyOfUnknownLengthIsBoundedToo(t *testing.T) {
 	}
 }
 
+// A body without a length counts with the most it could be while it comes, and with what it was while its answer streams:
+// two streams must not keep a machine's other conversations from their models.
+func TestBodiesOfUnknownLengthKeepNoMemoryFromOtherCallsWhileTheirAnswersStream(t *testing.T) {
+	t.Parallel()
+	gate := make(chan struct{})
+	w := newWorld(t, Credential{Provider: OpenAI}, func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).Flush()
+		<-gate
+	}, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for range 5 { // of which two would fill what a machine may hold
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+"/v1/responses", struct{ io.Reader }{strings.NewReader(`{"model":"m","stream":true}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := http.DefaultTransport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+	}
+	close(gate)
+}
+
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) {

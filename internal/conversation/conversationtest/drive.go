@@ -3,10 +3,13 @@ package conversationtest
 import (
 	"context"
 	"encoding/json"
+	"net"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"managoat/internal/conversation"
 	"managoat/internal/input"
@@ -201,5 +204,26 @@ func (w *World) DuringSetup(workspaceID uuid.UUID, command string) {
 	}
 	if _, errs, exit, err := g.Run(w.tb.Context(), guest.Exec{ID: uuid.NewString(), Argv: []string{"bash", "-c", command}, User: guest.Sprite, Spool: guest.SpoolLog}); err != nil || exit.Code != 0 {
 		w.tb.Fatalf("%s: %+v %v %s", command, exit, err, errs)
+	}
+}
+
+// KillEgress ends the host's egress process as a crash does, with every tunnel and model stream in it.
+func (w *World) KillEgress() {
+	w.tb.Helper()
+	c, err := net.Dial("unix", filepath.Join(w.dir, "egress", "egress.sock"))
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	var peer *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil || err != nil {
+		w.tb.Fatal(cerr, err)
+	}
+	if err := unix.Kill(int(peer.Pid), unix.SIGKILL); err != nil {
+		w.tb.Fatal(err)
 	}
 }

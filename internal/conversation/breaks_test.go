@@ -1,0 +1,48 @@
+package conversation_test
+
+import (
+	"strings"
+	"testing"
+
+	"managoat/internal/conversation"
+	"managoat/internal/conversation/conversationtest"
+	"managoat/internal/testworld"
+)
+
+// breaks runs a turn of claude whose model's stream is broken by what the test does once half of the answer came, and
+// sees that the turn says so, that the model was asked once, and that the conversation goes on.
+func breaks(t *testing.T, then func(w *conversationtest.World), rest ...testworld.Step) {
+	t.Helper()
+	w := conversationtest.New(t)
+	conversationtest.InstallClaude(t)
+	ws := w.Workspace(w.Environment(nil))
+	gate := testworld.NewGate()
+	t.Cleanup(gate.Open)
+	w.Outside.Model.Script("break off", append(testworld.Reply{testworld.Say("Half of "), testworld.Wait(gate)}, rest...))
+	w.Outside.Model.Script("hello", testworld.Reply{testworld.Say("Hello.")})
+	c := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID}).ID
+	w.Prompt(c, "break off")
+	w.Until("half of the answer", func() bool { return strings.Contains(w.Said(c), "Half of") })
+	then(w)
+	gate.Open()
+	turn := w.Ended(c, 1)
+	if turn.Status != conversation.Failed && turn.Status != conversation.Interrupted || turn.Error == nil {
+		t.Errorf("the turn is %s, %+v", turn.Status, turn.Error)
+	}
+	if n := len(w.Outside.Model.Calls()); n != 1 {
+		t.Errorf("the model was asked %d times", n)
+	}
+	if next := w.Ask(c, "hello"); next.Status != conversation.Completed || !strings.HasSuffix(w.Said(c), "Hello.") {
+		t.Errorf("the next turn is %s, said %q", next.Status, w.Said(c))
+	}
+}
+
+func TestAModelThatHangsUpInItsAnswerIsNotAskedAgain(t *testing.T) {
+	t.Parallel()
+	breaks(t, func(*conversationtest.World) {}, testworld.HangUp())
+}
+
+func TestAnEgressProcessThatDiesUnderAnAnswerEndsTheTurnAndNothingIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	breaks(t, (*conversationtest.World).KillEgress, testworld.Say("an answer."))
+}
