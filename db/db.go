@@ -176,6 +176,13 @@ func IsReferenced(err error) bool {
 	return errors.As(err, &pg) && pg.Code == "23503"
 }
 
+// Fenced tells whether a statement refused the transaction because its owner does not hold what it writes for any more: an
+// "operation" or an "adapter".
+func Fenced(err error, what string) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "MG001" && pg.ConstraintName == what
+}
+
 // NotFound tells whether err says that a single row was not there.
 func NotFound(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 

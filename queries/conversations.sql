@@ -128,28 +128,22 @@ select (max(depth) - 1)::int as depth,
     (select count(*) from conversations k where k.tenant_id = app_tenant() and k.parent_id = @id::uuid and k.status not in ('failed', 'terminated'))::int as children
 from line;
 
--- name: SaveProgress :execrows
--- How far the adapter's output was read, in the transaction of the rows that came of it. A late writer changes nothing:
--- one whose process is not the conversation's any more, whose last write is not the one before this, or whose turn is
--- owned by another server.
-update conversations c set adapter = @adapter::jsonb
-where c.tenant_id = app_tenant() and c.id = @id and c.adapter ->> 'exec_id' = @exec_id::text and (c.adapter ->> 'rev')::bigint = @before::bigint
-  and (sqlc.narg('operation')::uuid is null or exists (
-      select 1 from operations o where o.tenant_id = c.tenant_id and o.id = sqlc.narg('operation') and o.owner = @owner::uuid
-        and o.epoch = @epoch::bigint and o.state = 'running'));
+-- name: SaveProgress :exec
+-- How far the adapter's output was read, in the transaction of the rows that came of it. A late writer is refused
+-- (db.Fenced: adapter): one whose process is not the conversation's any more, whose last write is not the one before this,
+-- or whose turn is owned by another server.
+with saved as (
+    update conversations c set adapter = @adapter::jsonb
+    where c.tenant_id = app_tenant() and c.id = @id::uuid and c.adapter ->> 'exec_id' = @exec_id::text and (c.adapter ->> 'rev')::bigint = @before::bigint
+      and (sqlc.narg('operation')::uuid is null or exists (
+          select 1 from operations o where o.tenant_id = c.tenant_id and o.id = sqlc.narg('operation') and o.owner = @owner::uuid
+            and o.epoch = @epoch::bigint and o.state = 'running'))
+    returning c.id
+)
+select fence('adapter', exists (select from saved));
 
 -- name: AdapterState :one
 select adapter from conversations where tenant_id = app_tenant() and id = @id;
-
--- name: ConversationNow :one
--- What the account's stream tells of a conversation: with its first turn that waits or runs.
-select c.title, c.status, coalesce(t.id, '00000000-0000-0000-0000-000000000000')::uuid as turn_id, coalesce(t.turn_number, 0)::int as turn_number, coalesce(t.status, '')::text as turn_status,
-    coalesce(t.waiting_for, '')::text as waiting_for
-from conversations c
-left join lateral (
-    select * from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id and t.status in ('pending', 'running') order by t.turn_number limit 1
-) t on true
-where c.tenant_id = app_tenant() and c.id = @id;
 
 -- name: ConversationStatus :one
 select status from conversations where tenant_id = app_tenant() and id = @id;

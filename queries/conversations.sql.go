@@ -136,40 +136,6 @@ func (q *Queries) ConversationCounts(ctx context.Context, workspaceIds []uuid.UU
 	return items, nil
 }
 
-const conversationNow = `-- name: ConversationNow :one
-select c.title, c.status, coalesce(t.id, '00000000-0000-0000-0000-000000000000')::uuid as turn_id, coalesce(t.turn_number, 0)::int as turn_number, coalesce(t.status, '')::text as turn_status,
-    coalesce(t.waiting_for, '')::text as waiting_for
-from conversations c
-left join lateral (
-    select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id and t.status in ('pending', 'running') order by t.turn_number limit 1
-) t on true
-where c.tenant_id = app_tenant() and c.id = $1
-`
-
-type ConversationNowRow struct {
-	Title      string
-	Status     string
-	TurnID     uuid.UUID
-	TurnNumber int32
-	TurnStatus string
-	WaitingFor string
-}
-
-// What the account's stream tells of a conversation: with its first turn that waits or runs.
-func (q *Queries) ConversationNow(ctx context.Context, id uuid.UUID) (ConversationNowRow, error) {
-	row := q.db.QueryRow(ctx, conversationNow, id)
-	var i ConversationNowRow
-	err := row.Scan(
-		&i.Title,
-		&i.Status,
-		&i.TurnID,
-		&i.TurnNumber,
-		&i.TurnStatus,
-		&i.WaitingFor,
-	)
-	return i, err
-}
-
 const conversationOfWorkspace = `-- name: ConversationOfWorkspace :one
 select id from conversations where tenant_id = app_tenant() and workspace_id = $1 order by created_at limit 1
 `
@@ -675,12 +641,16 @@ func (q *Queries) MarkConversationRead(ctx context.Context, id uuid.UUID) (int64
 	return result.RowsAffected(), nil
 }
 
-const saveProgress = `-- name: SaveProgress :execrows
-update conversations c set adapter = $1::jsonb
-where c.tenant_id = app_tenant() and c.id = $2 and c.adapter ->> 'exec_id' = $3::text and (c.adapter ->> 'rev')::bigint = $4::bigint
-  and ($5::uuid is null or exists (
-      select 1 from operations o where o.tenant_id = c.tenant_id and o.id = $5 and o.owner = $6::uuid
-        and o.epoch = $7::bigint and o.state = 'running'))
+const saveProgress = `-- name: SaveProgress :exec
+with saved as (
+    update conversations c set adapter = $1::jsonb
+    where c.tenant_id = app_tenant() and c.id = $2::uuid and c.adapter ->> 'exec_id' = $3::text and (c.adapter ->> 'rev')::bigint = $4::bigint
+      and ($5::uuid is null or exists (
+          select 1 from operations o where o.tenant_id = c.tenant_id and o.id = $5 and o.owner = $6::uuid
+            and o.epoch = $7::bigint and o.state = 'running'))
+    returning c.id
+)
+select fence('adapter', exists (select from saved))
 `
 
 type SaveProgressParams struct {
@@ -693,11 +663,11 @@ type SaveProgressParams struct {
 	Epoch     int64
 }
 
-// How far the adapter's output was read, in the transaction of the rows that came of it. A late writer changes nothing:
-// one whose process is not the conversation's any more, whose last write is not the one before this, or whose turn is
-// owned by another server.
-func (q *Queries) SaveProgress(ctx context.Context, arg SaveProgressParams) (int64, error) {
-	result, err := q.db.Exec(ctx, saveProgress,
+// How far the adapter's output was read, in the transaction of the rows that came of it. A late writer is refused
+// (db.Fenced: adapter): one whose process is not the conversation's any more, whose last write is not the one before this,
+// or whose turn is owned by another server.
+func (q *Queries) SaveProgress(ctx context.Context, arg SaveProgressParams) error {
+	_, err := q.db.Exec(ctx, saveProgress,
 		arg.Adapter,
 		arg.ID,
 		arg.ExecID,
@@ -706,10 +676,7 @@ func (q *Queries) SaveProgress(ctx context.Context, arg SaveProgressParams) (int
 		arg.Owner,
 		arg.Epoch,
 	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
+	return err
 }
 
 const setAdapter = `-- name: SetAdapter :exec

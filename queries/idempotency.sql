@@ -11,5 +11,7 @@ on conflict (tenant_id, route, key) do update
     where idempotency_keys.created_at <= now() - make_interval(secs => @max_age::float8);
 
 -- name: StoreIdempotentResponse :exec
+-- The commit does not wait for the disk: an answer that a crash of PostgreSQL takes back is one that is not known.
 update idempotency_keys set status = @status, response = @response
+from (select set_config('synchronous_commit', 'off', true)) as soon
 where tenant_id = app_tenant() and route = @route and key = @key;

@@ -36,6 +36,7 @@ func (q *Queries) IdempotencyKey(ctx context.Context, arg IdempotencyKeyParams) 
 
 const storeIdempotentResponse = `-- name: StoreIdempotentResponse :exec
 update idempotency_keys set status = $1, response = $2
+from (select set_config('synchronous_commit', 'off', true)) as soon
 where tenant_id = app_tenant() and route = $3 and key = $4
 `
 
@@ -46,6 +47,7 @@ type StoreIdempotentResponseParams struct {
 	Key      string
 }
 
+// The commit does not wait for the disk: an answer that a crash of PostgreSQL takes back is one that is not known.
 func (q *Queries) StoreIdempotentResponse(ctx context.Context, arg StoreIdempotentResponseParams) error {
 	_, err := q.db.Exec(ctx, storeIdempotentResponse,
 		arg.Status,

@@ -12,6 +12,27 @@ import (
 	"github.com/google/uuid"
 )
 
+const appendConversationStatus = `-- name: AppendConversationStatus :exec
+with head as (
+    update tenant_heads set event_seq = event_seq + 1 where tenant_id = app_tenant() returning event_seq
+)
+insert into tenant_events (tenant_id, seq, name, workspace_id, body)
+select app_tenant(), head.event_seq, 'conversation.status', c.workspace_id,
+    jsonb_build_object('conversation_id', c.id, 'workspace_id', c.workspace_id, 'title', c.title, 'status', c.status, 'turn_id', t.id)
+        || jsonb_strip_nulls(jsonb_build_object('turn_number', t.turn_number, 'turn_status', t.status, 'waiting_for', nullif(t.waiting_for, '')))
+from head, conversations c
+left join lateral (
+    select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id and t.status in ('pending', 'running') order by t.turn_number limit 1
+) t on true
+where c.tenant_id = app_tenant() and c.id = $1::uuid
+`
+
+// conversation.status: a conversation as the transaction leaves it, with its first turn that waits or runs.
+func (q *Queries) AppendConversationStatus(ctx context.Context, conversationID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, appendConversationStatus, conversationID)
+	return err
+}
+
 const appendTenantEvent = `-- name: AppendTenantEvent :exec
 with head as (
     update tenant_heads set event_seq = event_seq + 1 where tenant_id = app_tenant() returning event_seq

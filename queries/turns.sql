@@ -95,17 +95,19 @@ select id from operations
 where tenant_id = app_tenant() and conversation_id = @conversation_id::uuid and kind in ('turn', 'end') and state = 'pending'
 order by created_at, id;
 
--- name: HoldConversation :one
--- Whether the owner still holds the operation, and that it does until the transaction ends, with the lock of its
--- conversation before it: the first statement of everything that an owner writes. Also of a conversation that a person
--- deleted: what ends it must still finish.
+-- name: HoldConversation :exec
+-- Refuses the transaction (db.Fenced: operation) unless the owner still holds the operation, and holds it and its
+-- conversation, which is locked before it, until the transaction ends: the first statement of everything that an owner
+-- writes. Also of a conversation that a person deleted: what ends it must still finish.
 with c as materialized (
     select tenant_id, id from conversations where tenant_id = app_tenant() and id = @conversation_id::uuid for update
+), held as materialized (
+    select o.id from c
+    join operations o on o.tenant_id = c.tenant_id and o.conversation_id = c.id
+    where o.id = @id::uuid and o.owner = @owner::uuid and o.epoch = @epoch::bigint and o.state = 'running'
+    for share of o
 )
-select o.id from c
-join operations o on o.tenant_id = c.tenant_id and o.conversation_id = c.id
-where o.id = @id and o.owner = @owner::uuid and o.epoch = @epoch and o.state = 'running'
-for share of o;
+select fence('operation', exists (select from held));
 
 -- name: OperationState :one
 select state from operations where tenant_id = app_tenant() and id = @id;

@@ -241,36 +241,36 @@ func (q *Queries) FirstToken(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-const holdConversation = `-- name: HoldConversation :one
+const holdConversation = `-- name: HoldConversation :exec
 with c as materialized (
-    select tenant_id, id from conversations where tenant_id = app_tenant() and id = $4::uuid for update
+    select tenant_id, id from conversations where tenant_id = app_tenant() and id = $1::uuid for update
+), held as materialized (
+    select o.id from c
+    join operations o on o.tenant_id = c.tenant_id and o.conversation_id = c.id
+    where o.id = $2::uuid and o.owner = $3::uuid and o.epoch = $4::bigint and o.state = 'running'
+    for share of o
 )
-select o.id from c
-join operations o on o.tenant_id = c.tenant_id and o.conversation_id = c.id
-where o.id = $1 and o.owner = $2::uuid and o.epoch = $3 and o.state = 'running'
-for share of o
+select fence('operation', exists (select from held))
 `
 
 type HoldConversationParams struct {
+	ConversationID uuid.UUID
 	ID             uuid.UUID
 	Owner          uuid.UUID
 	Epoch          int64
-	ConversationID uuid.UUID
 }
 
-// Whether the owner still holds the operation, and that it does until the transaction ends, with the lock of its
-// conversation before it: the first statement of everything that an owner writes. Also of a conversation that a person
-// deleted: what ends it must still finish.
-func (q *Queries) HoldConversation(ctx context.Context, arg HoldConversationParams) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, holdConversation,
+// Refuses the transaction (db.Fenced: operation) unless the owner still holds the operation, and holds it and its
+// conversation, which is locked before it, until the transaction ends: the first statement of everything that an owner
+// writes. Also of a conversation that a person deleted: what ends it must still finish.
+func (q *Queries) HoldConversation(ctx context.Context, arg HoldConversationParams) error {
+	_, err := q.db.Exec(ctx, holdConversation,
+		arg.ConversationID,
 		arg.ID,
 		arg.Owner,
 		arg.Epoch,
-		arg.ConversationID,
 	)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
+	return err
 }
 
 const insertEndOperation = `-- name: InsertEndOperation :exec

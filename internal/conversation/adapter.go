@@ -12,6 +12,7 @@ import (
 	"managoat/internal/broker"
 	"managoat/internal/inference"
 	"managoat/internal/secret"
+	"managoat/internal/workspace"
 	"managoat/queries"
 )
 
@@ -79,6 +80,11 @@ func readAdapter(raw json.RawMessage) (*adapter, error) {
 		return nil, fmt.Errorf("read a conversation's adapter: %w", err)
 	}
 	return &a, nil
+}
+
+// on tells whether it was started on this machine, since that one's last start.
+func (a adapter) on(up *workspace.Up) bool {
+	return a.MachineID == up.MachineID && a.BootID == up.Guest.Hello().BootID
 }
 
 func (a adapter) json() json.RawMessage {

@@ -43,9 +43,20 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t.op.opened != nil { // its credential was checked as it was opened, just now
+		if p, err := t.ready(up); p != nil || err != nil {
+			return p, err
+		}
+		if err := t.load(ctx); err != nil { // its adapter went away meanwhile
+			return nil, err
+		}
+	}
 	bound, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c)
 	if err != nil {
 		return nil, err
+	}
+	if p, err := t.ready(up); p != nil || err != nil {
+		return p, err
 	}
 	if p, err := t.rejoin(ctx, up, bound); p != nil || err != nil {
 		return p, err
@@ -102,19 +113,25 @@ func (t *turn) machine(ctx context.Context) (*workspace.Up, error) {
 	return up, err
 }
 
-// rejoin takes the adapter that runs already: the one we hold, or one that a server before us left. One that cannot be
-// taken up is ended.
+// ready is the adapter that runs here already.
+func (t *turn) ready(up *workspace.Up) (*process, error) {
+	a, err := readAdapter(t.c.Adapter)
+	p := t.s.ready(t.c.ID)
+	if err != nil || a == nil || p == nil || p.execID != a.ExecID.String() || !a.Session || !a.on(up) {
+		return nil, err
+	}
+	p.redactor.Set(slices.Collect(maps.Values(up.Secrets))) // as they are now, beside what it knew
+	return p, nil
+}
+
+// rejoin takes up the adapter that a server before us left. One that cannot be taken up is ended.
 func (t *turn) rejoin(ctx context.Context, up *workspace.Up, bound *inference.Bound) (*process, error) {
 	a, err := readAdapter(t.c.Adapter)
 	if err != nil || a == nil {
 		return nil, err
 	}
-	same := a.MachineID == up.MachineID && a.BootID == up.Guest.Hello().BootID
+	same := a.on(up)
 	if p := t.s.held(t.c.ID); p != nil {
-		if same && p.execID == a.ExecID.String() && a.Session {
-			p.redactor.Set(slices.Collect(maps.Values(up.Secrets))) // as they are now, beside what it knew
-			return p, nil
-		}
 		p.detach()
 	}
 	if same && a.Session {
@@ -397,7 +414,7 @@ func (t *turn) reattach(ctx context.Context) error {
 		return t.settle(ctx, failed(failureOf(err)), nil)
 	case err != nil:
 		return orphan("machine_not_reached")
-	case a.MachineID != up.MachineID || a.BootID != up.Guest.Hello().BootID:
+	case !a.on(up):
 		return orphan("machine_restarted")
 	}
 	if _, err := up.Guest.Status(ctx, a.ExecID.String()); err != nil {
@@ -476,7 +493,7 @@ func (s *Service) runEnd(ctx context.Context, op *operation) error {
 }
 
 func (s *Service) clearMachine(ctx context.Context, up *workspace.Up, c queries.Conversation, a *adapter) error {
-	if a != nil && a.MachineID == up.MachineID && a.BootID == up.Guest.Hello().BootID {
+	if a != nil && a.on(up) {
 		if err := stopAdapter(ctx, up.Guest, a.ExecID.String()); err != nil {
 			return err
 		}

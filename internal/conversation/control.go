@@ -39,8 +39,7 @@ func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUI
 	var after announcements
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
 		after = nil
-		c, err := s.lock(ctx, tx, actor, id)
-		if err != nil {
+		if _, err := s.lock(ctx, tx, actor, id); err != nil {
 			return err
 		}
 		target, err := interruptible(ctx, tx, id, turnID)
@@ -59,7 +58,7 @@ func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUI
 		if err := audit.Write(ctx, tx, actor, audit.ConversationInterrupt, resource, id); err != nil {
 			return err
 		}
-		return s.tell(ctx, tx, actor.TenantID, id, c.WorkspaceID, &after)
+		return s.tell(ctx, tx, actor.TenantID, id, &after)
 	})
 	if err != nil {
 		return Turn{}, fmt.Errorf("interrupt: %w", err)
@@ -191,7 +190,7 @@ func (s *Service) finish(ctx context.Context, tx db.Tx, c queries.Conversation, 
 		return err
 	}
 	after.add(announce)
-	return s.tell(ctx, tx, c.TenantID, c.ID, c.WorkspaceID, after)
+	return s.tell(ctx, tx, c.TenantID, c.ID, after)
 }
 
 // PatchInput is what people change of a conversation. A field that is nil stays.
@@ -247,7 +246,7 @@ func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, i
 		if err := audit.Write(ctx, tx, actor, audit.ConversationUpdate, resource, id, changed...); err != nil {
 			return err
 		}
-		return s.tell(ctx, tx, actor.TenantID, id, c.WorkspaceID, &after)
+		return s.tell(ctx, tx, actor.TenantID, id, &after)
 	})
 	if err != nil {
 		return Conversation{}, fmt.Errorf("change a conversation: %w", err)

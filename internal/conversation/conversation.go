@@ -8,7 +8,6 @@ package conversation
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"sync"
 
@@ -129,34 +128,12 @@ func (s *Service) show(ctx context.Context, tenantID, id uuid.UUID) (Conversatio
 	return s.Get(ctx, tenant.SystemActor(tenantID, "conversation"), id)
 }
 
-// statusEvent is the body of the account stream's conversation.status.
-type statusEvent struct {
-	ConversationID uuid.UUID  `json:"conversation_id"`
-	WorkspaceID    uuid.UUID  `json:"workspace_id"`
-	Title          string     `json:"title"`
-	Status         string     `json:"status"`
-	TurnID         *uuid.UUID `json:"turn_id"`
-	TurnNumber     int        `json:"turn_number,omitempty"`
-	TurnStatus     string     `json:"turn_status,omitempty"`
-	WaitingFor     string     `json:"waiting_for,omitempty"`
-}
-
 // tell puts a conversation's state, as the transaction leaves it, on the account's stream. It comes last: the account's
 // counter stays locked until the commit.
-func (s *Service) tell(ctx context.Context, tx db.Tx, tenantID, id, workspaceID uuid.UUID, after *announcements) error {
-	now, err := tx.ConversationNow(ctx, id)
-	if err != nil {
-		return err
+func (s *Service) tell(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, after *announcements) error {
+	pending, err := s.o.Account.ConversationTx(ctx, tx, tenantID, id)
+	if err == nil {
+		after.add(pending.Announce)
 	}
-	e := statusEvent{ConversationID: id, WorkspaceID: workspaceID, Title: now.Title, Status: now.Status,
-		TurnNumber: int(now.TurnNumber), TurnStatus: now.TurnStatus, WaitingFor: now.WaitingFor}
-	if now.TurnID != uuid.Nil {
-		e.TurnID = &now.TurnID
-	}
-	pending, err := s.o.Account.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.ConversationStatus, Body: e, WorkspaceID: &workspaceID})
-	if err != nil {
-		return fmt.Errorf("tell the account's stream: %w", err)
-	}
-	after.add(pending.Announce)
-	return nil
+	return err
 }

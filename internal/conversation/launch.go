@@ -217,7 +217,7 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, id u
 		return err
 	}
 	if l.prompt == nil {
-		return s.tell(ctx, tx, actor.TenantID, id, place.workspace, after)
+		return s.tell(ctx, tx, actor.TenantID, id, after)
 	}
 	c, err := tx.LockConversation(ctx, id)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	sdk "github.com/coder/acp-go-sdk"
@@ -64,6 +65,7 @@ type process struct {
 	recorded chan guest.Record
 	calls    chan func()   // what others do in the pump's place
 	gone     chan struct{} // closed when the pump has ended
+	closing  atomic.Bool   // it takes no more prompts
 	owned    sync.WaitGroup
 
 	mu    sync.Mutex
@@ -114,6 +116,14 @@ func (s *Service) held(id uuid.UUID) *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.processes[id]
+}
+
+// ready is the conversation's adapter, if this server holds one that takes prompts.
+func (s *Service) ready(id uuid.UUID) *process {
+	if p := s.held(id); p != nil && !p.closing.Load() && p.ctx.Err() == nil {
+		return p
+	}
+	return nil
 }
 
 // detach lets go of the adapter, which goes on in its machine.

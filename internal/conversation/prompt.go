@@ -180,7 +180,7 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 		return queries.Turn{}, err
 	}
 	op := queries.Operation{TenantID: c.TenantID, ID: uuid.Must(uuid.NewV7()), Kind: "turn", WorkspaceID: &c.WorkspaceID, ConversationID: &c.ID, TurnID: &turn.ID}
-	if first && s.held(c.ID) != nil {
+	if first && s.ready(c.ID) != nil {
 		op.Owner, op.Epoch = &s.o.Owner, 1 // its adapter is here, and nothing is before it
 	}
 	if err := tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: op.ID, WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID,
@@ -193,8 +193,8 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err := quota.TakePrompt(ctx, tx, c.TenantID, s.o.Quotas); err != nil {
 		return queries.Turn{}, err
 	}
-	after.add(func() { s.open(op) })
-	return turn, s.tell(ctx, tx, c.TenantID, c.ID, c.WorkspaceID, after)
+	after.add(func() { s.open(opened{op, turn, c}) })
+	return turn, s.tell(ctx, tx, c.TenantID, c.ID, after)
 }
 
 // sourceOwn says that the account's own key pays.

@@ -337,6 +337,9 @@ func (p *process) budget(n int) bool {
 
 // pause is how long the pump may wait for something to come.
 func (p *process) pause() time.Duration {
+	if len(p.rows) > 0 {
+		return 0 // stored showed them, to free a spool that stops the agent: nothing else may come before they are stored
+	}
 	now := time.Now()
 	wait := time.Hour
 	if p.held != nil {
@@ -451,10 +454,7 @@ func (p *process) store(a adapter, rows []transcript.Row) (pending transcript.Pe
 			return err
 		})
 	})
-	if errors.Is(err, errStored) {
-		err = nil
-	}
-	return pending, err
+	return pending, p.saved(p.ctx, a, err)
 }
 
 // unstorable tells that PostgreSQL refuses the data themselves, so that trying again cannot help.
@@ -477,30 +477,34 @@ func (p *process) checkpoint(ctx context.Context, op *operation, change func(*ad
 	}
 	a := p.next()
 	change(&a)
-	err := op.write(ctx, func(tx db.Tx) error {
-		if err := also(tx); err != nil {
+	err := p.saved(ctx, a, op.write(ctx, func(tx db.Tx) error {
+		if err := p.save(ctx, tx, a); err != nil {
 			return err
 		}
-		return p.save(ctx, tx, a)
-	})
+		return also(tx)
+	}))
 	if err == nil {
 		p.stored(a)
 	}
 	return err
 }
 
-// save writes the adapter's row, if this server still acts for the conversation.
+// save writes the adapter's row, if this server still acts for the conversation. See saved.
 func (p *process) save(ctx context.Context, tx db.Tx, a adapter) error {
 	q := queries.SaveProgressParams{Adapter: a.json(), ID: p.id, ExecID: p.execID, Before: p.committed.Rev}
 	if p.turn != nil {
 		q.Operation, q.Owner, q.Epoch = &p.turn.op.row.ID, p.s.o.Owner, p.turn.op.row.Epoch
 	}
-	n, err := tx.SaveProgress(ctx, q)
-	if err != nil || n == 1 {
+	return tx.SaveProgress(ctx, q)
+}
+
+// saved is what became of a transaction with save in it. One that was refused may have been made before: a commit whose
+// answer was lost.
+func (p *process) saved(ctx context.Context, a adapter, err error) error {
+	if !db.Fenced(err, "adapter") {
 		return err
 	}
-	// A commit whose answer was lost may have been made.
-	raw, err := tx.AdapterState(ctx, p.id)
+	raw, err := p.s.db.Tenant(p.tenant).AdapterState(ctx, p.id)
 	if err != nil {
 		return err
 	}
@@ -508,14 +512,11 @@ func (p *process) save(ctx context.Context, tx db.Tx, a adapter) error {
 	if err != nil {
 		return err
 	}
-	if now != nil && now.ExecID == a.ExecID && now.Rev == a.Rev {
-		return errStored
+	if now == nil || now.ExecID != a.ExecID || now.Rev != a.Rev {
+		return errFenced
 	}
-	return errFenced
+	return nil
 }
-
-// errStored says that an earlier try of the same write was committed.
-var errStored = errors.New("the write was made before")
 
 // stopped ends a pump that may not write any more.
 func (p *process) stopped(err error) {
@@ -530,6 +531,7 @@ func (p *process) stopped(err error) {
 
 // end handles the end of the adapter, or of the way to it.
 func (p *process) end() {
+	p.closing.Store(true) // before anybody hears of the turn's end, and sends the next prompt
 	t := p.turn
 	if t != nil {
 		p.finish(p.ending())
@@ -635,7 +637,7 @@ func (p *process) retitle(title string) {
 		if err != nil || n == 0 {
 			return err
 		}
-		return p.s.tell(p.ctx, tx, p.tenant, p.id, p.workspace, &after)
+		return p.s.tell(p.ctx, tx, p.tenant, p.id, &after)
 	})
 	if err != nil {
 		p.s.log.Warn("take over an agent's title", "conversation", p.id, "error", err)

@@ -83,20 +83,34 @@ func (s *Service) runTurn(ctx context.Context, op *operation) error {
 	return t.drive(ctx)
 }
 
+// loadTurn reads what a turn needs. One whose adapter runs here was opened a moment ago, and needs no more than that.
 func (s *Service) loadTurn(ctx context.Context, op *operation) (*turn, error) {
-	row, err := s.db.Tenant(op.row.TenantID).TurnToRun(ctx, *op.row.TurnID)
-	if err != nil {
-		return nil, fmt.Errorf("read turn %s: %w", *op.row.TurnID, err)
+	t := &turn{s: s, op: op, asked: make(chan struct{}), done: make(chan struct{})}
+	if op.opened != nil {
+		t.row, t.c = op.opened.turn, op.opened.conversation
+	} else if err := t.load(ctx); err != nil {
+		return nil, err
 	}
-	t := &turn{s: s, op: op, row: row.Turn, c: row.Conversation, begun: row.Turn.Status == Running, asked: make(chan struct{}), done: make(chan struct{})}
-	if err := json.Unmarshal(row.Agent, &t.agent); err != nil {
-		return nil, fmt.Errorf("read the agent of turn %s: %w", *op.row.TurnID, err)
-	}
+	t.begun = t.row.Status == Running
 	var ok bool
 	if t.runtime, ok = runtime.Get(t.c.Runtime); !ok {
 		return nil, fmt.Errorf("conversation %s has the runtime %q, which this server does not know", t.c.ID, t.c.Runtime)
 	}
 	return t, nil
+}
+
+// load reads the turn, its conversation and its agent as they are now.
+func (t *turn) load(ctx context.Context) error {
+	row, err := t.s.db.Tenant(t.op.row.TenantID).TurnToRun(ctx, *t.op.row.TurnID)
+	if err != nil {
+		return fmt.Errorf("read turn %s: %w", *t.op.row.TurnID, err)
+	}
+	t.row, t.c = row.Turn, row.Conversation
+	if err := json.Unmarshal(row.Agent, &t.agent); err != nil {
+		return fmt.Errorf("read the agent of turn %s: %w", t.row.ID, err)
+	}
+	t.op.opened = nil
+	return nil
 }
 
 // begin makes a turn that waited run, and shows its prompt and what it waits for now. One whose adapter is there begins with
@@ -143,7 +157,7 @@ func (t *turn) beginTx(ctx context.Context, tx db.Tx, waitingFor string, sent bo
 	if err := workspace.Touch(ctx, tx, t.c.WorkspaceID); err != nil {
 		return err
 	}
-	return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, t.c.WorkspaceID, after)
+	return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, after)
 }
 
 // write is the operation's, of a turn that has begun: whatever is shown of it comes behind its prompt.
@@ -411,9 +425,9 @@ func (p *process) finish(e ending) {
 		e.problem = &clean
 	}
 	a := p.next()
-	err := t.settle(p.ctx, e, &commitOf{p: p, a: a, rows: p.rows})
+	err := p.saved(p.ctx, a, t.settle(p.ctx, e, &commitOf{p: p, a: a, rows: p.rows}))
 	if unstorable(err) {
-		err = t.settle(p.ctx, e, &commitOf{p: p, a: a, rows: p.instead(err)})
+		err = p.saved(p.ctx, a, t.settle(p.ctx, e, &commitOf{p: p, a: a, rows: p.instead(err)}))
 	}
 	t.over(err)
 	if err == nil {
@@ -521,7 +535,7 @@ func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf,
 	if err := tx.SetConversationStatus(ctx, Idle, c.ID); err != nil {
 		return err
 	}
-	return t.s.tell(ctx, tx, c.TenantID, c.ID, c.WorkspaceID, after)
+	return t.s.tell(ctx, tx, c.TenantID, c.ID, after)
 }
 
 // failConversation ends a conversation whose own machine can never take a turn, and the turns that wait in it.
@@ -626,7 +640,7 @@ func (t *turn) waits(ctx context.Context, reason, detail string) {
 		if err := tx.TurnWaits(ctx, what, t.row.ID); err != nil {
 			return err
 		}
-		return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, t.c.WorkspaceID, &after)
+		return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, &after)
 	})
 	if err != nil {
 		if ctx.Err() == nil {

@@ -36,7 +36,7 @@ var (
 type worker struct {
 	mu      sync.Mutex
 	kicked  map[db.Ref]struct{}    // conversations with new work
-	opened  []queries.Operation    // that were just made, by us; those with an owner are ours already
+	opened  []opened               // operations of turns that were just made, by us
 	active  map[uuid.UUID]struct{} // operations that run here
 	signal  chan struct{}
 	running sync.WaitGroup
@@ -54,10 +54,18 @@ func (s *Service) kick(tenantID, conversationID uuid.UUID) {
 	s.work.wake()
 }
 
-// open hands over an operation that was just made. It never waits.
-func (s *Service) open(row queries.Operation) {
+// opened is a turn that was just made: its operation, which is ours already where it has an owner, and the rows as they
+// were made.
+type opened struct {
+	operation    queries.Operation
+	turn         queries.Turn
+	conversation queries.Conversation
+}
+
+// open hands over a turn that was just made. It never waits.
+func (s *Service) open(o opened) {
 	s.work.mu.Lock()
-	s.work.opened = append(s.work.opened, row)
+	s.work.opened = append(s.work.opened, o)
 	s.work.mu.Unlock()
 	s.work.wake()
 }
@@ -85,11 +93,12 @@ func (s *Service) Run(ctx context.Context) error {
 			return nil
 		case <-s.work.signal:
 			kicked, opened := s.work.take()
-			for _, row := range opened {
-				if row.Owner != nil {
-					s.start(ctx, db.Ref{TenantID: row.TenantID, ID: row.ID}, func() (queries.Operation, error) { return row, nil })
+			for _, o := range opened {
+				ref := db.Ref{TenantID: o.operation.TenantID, ID: o.operation.ID}
+				if o.operation.Owner != nil {
+					s.start(ctx, ref, func() (*operation, error) { return &operation{s: s, row: o.operation, opened: &o}, nil })
 				} else {
-					s.claim(ctx, db.Ref{TenantID: row.TenantID, ID: row.ID}, false)
+					s.claim(ctx, ref, false)
 				}
 			}
 			for _, ref := range kicked {
@@ -122,7 +131,7 @@ func (s *Service) adopt(ctx context.Context) error {
 	return nil
 }
 
-func (w *worker) take() (kicked []db.Ref, opened []queries.Operation) {
+func (w *worker) take() (kicked []db.Ref, opened []opened) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	kicked, opened = slices.Collect(maps.Keys(w.kicked)), w.opened
@@ -147,13 +156,14 @@ func (s *Service) startNext(ctx context.Context, conversation db.Ref) {
 
 // claim claims an operation and runs it, unless it runs here already, is not of our kinds, or must wait.
 func (s *Service) claim(ctx context.Context, ref db.Ref, adopt bool) {
-	s.start(ctx, ref, func() (queries.Operation, error) {
-		return s.db.Tenant(ref.TenantID).ClaimOperation(ctx, queries.ClaimOperationParams{ID: ref.ID, Owner: s.o.Owner, Lease: lease.Seconds(), Adopt: adopt})
+	s.start(ctx, ref, func() (*operation, error) {
+		row, err := s.db.Tenant(ref.TenantID).ClaimOperation(ctx, queries.ClaimOperationParams{ID: ref.ID, Owner: s.o.Owner, Lease: lease.Seconds(), Adopt: adopt})
+		return &operation{s: s, row: row}, err
 	})
 }
 
 // start runs the operation that take makes ours.
-func (s *Service) start(ctx context.Context, ref db.Ref, take func() (queries.Operation, error)) {
+func (s *Service) start(ctx context.Context, ref db.Ref, take func() (*operation, error)) {
 	s.work.mu.Lock()
 	if _, ok := s.work.active[ref.ID]; ok || ctx.Err() != nil {
 		s.work.mu.Unlock()
@@ -173,22 +183,23 @@ func (s *Service) start(ctx context.Context, ref db.Ref, take func() (queries.Op
 				s.kick(ref.TenantID, *conversation)
 			}
 		}()
-		row, err := take()
+		op, err := take()
 		if err != nil {
 			if !db.NotFound(err) && ctx.Err() == nil {
 				s.log.Warn("claim an operation", "operation", ref.ID, "error", err)
 			}
 			return
 		}
-		conversation = row.ConversationID
-		s.run(ctx, &operation{s: s, row: row})
+		conversation = op.row.ConversationID
+		s.run(ctx, op)
 	}()
 }
 
 // operation is one that we own.
 type operation struct {
-	s   *Service
-	row queries.Operation
+	s      *Service
+	row    queries.Operation
+	opened *opened // its turn's rows, when it was ours as it was made
 
 	mu    sync.Mutex // held over a write: a lease is not renewed between an end's commit and our knowing of it
 	ended bool
@@ -274,22 +285,23 @@ func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
 	defer op.mu.Unlock()
 	err := op.s.persist(ctx, func() error {
 		return op.s.db.InTenant(ctx, op.row.TenantID, func(tx db.Tx) error {
-			if err := op.hold(ctx, tx); err != nil {
+			if err := tx.HoldConversation(ctx, queries.HoldConversationParams{ConversationID: *op.row.ConversationID, ID: op.row.ID, Owner: op.s.o.Owner, Epoch: op.row.Epoch}); err != nil {
 				return err
 			}
 			return fn(tx)
 		})
 	})
+	if db.Fenced(err, "operation") {
+		err = op.lost(ctx)
+	}
 	op.ended = op.ended && err == nil
 	return err
 }
 
-func (op *operation) hold(ctx context.Context, tx db.Tx) error {
-	_, err := tx.HoldConversation(ctx, queries.HoldConversationParams{ID: op.row.ID, ConversationID: *op.row.ConversationID, Owner: op.s.o.Owner, Epoch: op.row.Epoch})
-	if !db.NotFound(err) {
-		return err
-	}
-	if state, err := tx.OperationState(ctx, op.row.ID); err == nil && state == "cancelled" {
+// lost is why the operation is not ours any more.
+func (op *operation) lost(ctx context.Context) error {
+	state, err := op.s.db.Tenant(op.row.TenantID).OperationState(ctx, op.row.ID)
+	if err == nil && state == "cancelled" {
 		return errWithdrawn
 	}
 	return errFenced

@@ -62,6 +62,16 @@ func (a *Account) AppendTx(ctx context.Context, tx db.Tx, tenantID uuid.UUID, ev
 	return Pending{a.hub, tenantID}, nil
 }
 
+// ConversationTx writes conversation.status in the caller's transaction: {conversation_id, workspace_id, title, status,
+// turn_id, turn_number, turn_status, waiting_for}, the turn being the first that waits or runs; turn_id is null when none
+// does. It comes last, like every event.
+func (a *Account) ConversationTx(ctx context.Context, tx db.Tx, tenantID, conversationID uuid.UUID) (Pending, error) {
+	if err := tx.AppendConversationStatus(ctx, conversationID); err != nil {
+		return Pending{}, fmt.Errorf("write %s: %w", ConversationStatus, err)
+	}
+	return Pending{a.hub, tenantID}, nil
+}
+
 // BeginSetupTx drops the lines of a workspace's earlier setups.
 func (a *Account) BeginSetupTx(ctx context.Context, tx db.Tx, workspaceID, setupID uuid.UUID) error {
 	return tx.DeleteSetupEvents(ctx, &workspaceID, &setupID)
