@@ -176,8 +176,7 @@ func IsReferenced(err error) bool {
 	return errors.As(err, &pg) && pg.Code == "23503"
 }
 
-// Fenced tells whether a statement refused the transaction because its owner does not hold what it writes for any more: an
-// "operation" or an "adapter".
+// Fenced tells whether a statement refused the transaction because its owner does not hold what it writes for any more: see the queries that call fence.
 func Fenced(err error, what string) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == "MG001" && pg.ConstraintName == what

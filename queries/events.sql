@@ -1,5 +1,6 @@
--- name: AppendEvents :one
--- One conversation's rows in a caller's transaction. The counter's lock makes sequence order commit order.
+-- name: AppendEvents :exec
+-- One conversation's rows in a caller's transaction. The counter's lock makes sequence order commit order. A conversation
+-- without a counter refuses the transaction (db.Fenced: transcript).
 with head as (
     update conversation_heads h set seq = h.seq + @n::int
     where h.tenant_id = app_tenant() and h.conversation_id = @conversation_id
@@ -10,7 +11,7 @@ with head as (
     from head, (select unnest(@turn_ids::uuid[]) as turn_id, unnest(@types::text[]) as type, unnest(@bodies::jsonb[]) as body,
                        unnest(@raws::text[]) as raw, generate_series(1, @n::int) as ord) r
 )
-select base::bigint from head;
+select fence('transcript', exists (select from head));
 
 -- name: TranscriptExists :one
 select exists (select 1 from conversation_heads where tenant_id = app_tenant() and conversation_id = @conversation_id);
@@ -51,10 +52,13 @@ join conversation_heads h on h.tenant_id = c.tenant_id and h.conversation_id = c
 where c.tenant_id = app_tenant() and c.id = @conversation_id;
 
 -- name: UpsertToolCall :exec
+-- After the rows that tell of it, in their transaction. back: how many of them come after the one that does.
 insert into tool_calls (tenant_id, conversation_id, turn_id, id, title, kind, status, input, exit_code, signal, duration_ms,
                         output_bytes, truncated, full_log_path, source, first_seq, last_seq, ended_at)
-values (app_tenant(), @conversation_id, @turn_id, @id, @title, @kind, @status, sqlc.narg(input), sqlc.narg(exit_code), @signal, sqlc.narg(duration_ms),
-        @output_bytes, @truncated, @full_log_path, @source, @seq, @seq, case when @status in ('completed', 'failed', 'interrupted') then now() end)
+select app_tenant(), h.conversation_id, @turn_id::uuid, @id::text, @title::text, @kind::text, @status::text, sqlc.narg(input)::jsonb, sqlc.narg(exit_code)::int,
+    @signal::text, sqlc.narg(duration_ms)::bigint, @output_bytes::bigint, @truncated::bool, @full_log_path::text, @source::jsonb, h.seq - @back::int, h.seq - @back::int,
+    case when @status::text in ('completed', 'failed', 'interrupted') then now() end
+from conversation_heads h where h.tenant_id = app_tenant() and h.conversation_id = @conversation_id::uuid
 on conflict (tenant_id, conversation_id, turn_id, id) do update set
     title = case when excluded.title <> '' then excluded.title else tool_calls.title end,
     kind = case when excluded.kind <> '' then excluded.kind else tool_calls.kind end,

@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-const appendEvents = `-- name: AppendEvents :one
+const appendEvents = `-- name: AppendEvents :exec
 with head as (
     update conversation_heads h set seq = h.seq + $1::int
     where h.tenant_id = app_tenant() and h.conversation_id = $2
@@ -24,7 +24,7 @@ with head as (
     from head, (select unnest($3::uuid[]) as turn_id, unnest($4::text[]) as type, unnest($5::jsonb[]) as body,
                        unnest($6::text[]) as raw, generate_series(1, $1::int) as ord) r
 )
-select base::bigint from head
+select fence('transcript', exists (select from head))
 `
 
 type AppendEventsParams struct {
@@ -36,9 +36,10 @@ type AppendEventsParams struct {
 	Raws           []string
 }
 
-// One conversation's rows in a caller's transaction. The counter's lock makes sequence order commit order.
-func (q *Queries) AppendEvents(ctx context.Context, arg AppendEventsParams) (int64, error) {
-	row := q.db.QueryRow(ctx, appendEvents,
+// One conversation's rows in a caller's transaction. The counter's lock makes sequence order commit order. A conversation
+// without a counter refuses the transaction (db.Fenced: transcript).
+func (q *Queries) AppendEvents(ctx context.Context, arg AppendEventsParams) error {
+	_, err := q.db.Exec(ctx, appendEvents,
 		arg.N,
 		arg.ConversationID,
 		arg.TurnIds,
@@ -46,9 +47,7 @@ func (q *Queries) AppendEvents(ctx context.Context, arg AppendEventsParams) (int
 		arg.Bodies,
 		arg.Raws,
 	)
-	var base int64
-	err := row.Scan(&base)
-	return base, err
+	return err
 }
 
 const eventsAfter = `-- name: EventsAfter :many
@@ -264,8 +263,10 @@ func (q *Queries) TranscriptExists(ctx context.Context, conversationID uuid.UUID
 const upsertToolCall = `-- name: UpsertToolCall :exec
 insert into tool_calls (tenant_id, conversation_id, turn_id, id, title, kind, status, input, exit_code, signal, duration_ms,
                         output_bytes, truncated, full_log_path, source, first_seq, last_seq, ended_at)
-values (app_tenant(), $1, $2, $3, $4, $5, $6, $7, $8, $9, $10,
-        $11, $12, $13, $14, $15, $15, case when $6 in ('completed', 'failed', 'interrupted') then now() end)
+select app_tenant(), h.conversation_id, $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::jsonb, $7::int,
+    $8::text, $9::bigint, $10::bigint, $11::bool, $12::text, $13::jsonb, h.seq - $14::int, h.seq - $14::int,
+    case when $5::text in ('completed', 'failed', 'interrupted') then now() end
+from conversation_heads h where h.tenant_id = app_tenant() and h.conversation_id = $15::uuid
 on conflict (tenant_id, conversation_id, turn_id, id) do update set
     title = case when excluded.title <> '' then excluded.title else tool_calls.title end,
     kind = case when excluded.kind <> '' then excluded.kind else tool_calls.kind end,
@@ -283,7 +284,6 @@ on conflict (tenant_id, conversation_id, turn_id, id) do update set
 `
 
 type UpsertToolCallParams struct {
-	ConversationID uuid.UUID
 	TurnID         uuid.UUID
 	ID             string
 	Title          string
@@ -297,12 +297,13 @@ type UpsertToolCallParams struct {
 	Truncated      bool
 	FullLogPath    string
 	Source         json.RawMessage
-	Seq            int64
+	Back           int32
+	ConversationID uuid.UUID
 }
 
+// After the rows that tell of it, in their transaction. back: how many of them come after the one that does.
 func (q *Queries) UpsertToolCall(ctx context.Context, arg UpsertToolCallParams) error {
 	_, err := q.db.Exec(ctx, upsertToolCall,
-		arg.ConversationID,
 		arg.TurnID,
 		arg.ID,
 		arg.Title,
@@ -316,7 +317,8 @@ func (q *Queries) UpsertToolCall(ctx context.Context, arg UpsertToolCallParams) 
 		arg.Truncated,
 		arg.FullLogPath,
 		arg.Source,
-		arg.Seq,
+		arg.Back,
+		arg.ConversationID,
 	)
 	return err
 }

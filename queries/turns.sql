@@ -112,12 +112,16 @@ select fence('operation', exists (select from held));
 -- name: OperationState :one
 select state from operations where tenant_id = app_tenant() and id = @id;
 
--- name: StartTurn :one
--- Its first attempt begins with it. sent: its prompt is sent right away, and never again.
-update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()),
-    waiting_for = @waiting_for, waiting_since = now(), prompt_sent_at = case when @sent::bool then now() end
-where tenant_id = app_tenant() and id = @id and status = 'pending'
-returning *;
+-- name: StartTurn :exec
+-- Its first attempt begins with it. sent: its prompt is sent right away, and never again. A turn that does not wait any more
+-- refuses the transaction (db.Fenced: turn).
+with started as (
+    update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()),
+        waiting_for = @waiting_for, waiting_since = now(), prompt_sent_at = case when @sent::bool then now() end
+    where tenant_id = app_tenant() and id = @id::uuid and status = 'pending'
+    returning id
+)
+select fence('turn', exists (select from started));
 
 -- name: TurnWaits :exec
 update turns set waiting_for = @waiting_for, waiting_since = case when @waiting_for = '' then null else now() end

@@ -796,11 +796,14 @@ func (q *Queries) SetTurnUsage(ctx context.Context, usage json.RawMessage, iD uu
 	return err
 }
 
-const startTurn = `-- name: StartTurn :one
-update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()),
-    waiting_for = $1, waiting_since = now(), prompt_sent_at = case when $2::bool then now() end
-where tenant_id = app_tenant() and id = $3 and status = 'pending'
-returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
+const startTurn = `-- name: StartTurn :exec
+with started as (
+    update turns set status = 'running', attempts = attempts + 1, started_at = coalesce(started_at, now()),
+        waiting_for = $1, waiting_since = now(), prompt_sent_at = case when $2::bool then now() end
+    where tenant_id = app_tenant() and id = $3::uuid and status = 'pending'
+    returning id
+)
+select fence('turn', exists (select from started))
 `
 
 type StartTurnParams struct {
@@ -809,42 +812,11 @@ type StartTurnParams struct {
 	ID         uuid.UUID
 }
 
-// Its first attempt begins with it. sent: its prompt is sent right away, and never again.
-func (q *Queries) StartTurn(ctx context.Context, arg StartTurnParams) (Turn, error) {
-	row := q.db.QueryRow(ctx, startTurn, arg.WaitingFor, arg.Sent, arg.ID)
-	var i Turn
-	err := row.Scan(
-		&i.TenantID,
-		&i.ID,
-		&i.ConversationID,
-		&i.TurnNumber,
-		&i.Prompt,
-		&i.AskedBy,
-		&i.Images,
-		&i.Status,
-		&i.StopReason,
-		&i.Reason,
-		&i.Waiting,
-		&i.WaitingFor,
-		&i.WaitingSince,
-		&i.Error,
-		&i.ExitCode,
-		&i.ClientRequestID,
-		&i.Origin,
-		&i.Attempts,
-		&i.Model,
-		&i.Source,
-		&i.CredentialID,
-		&i.Usage,
-		&i.ToolCallCount,
-		&i.InterruptAsked,
-		&i.PromptSentAt,
-		&i.FirstTokenAt,
-		&i.StartedAt,
-		&i.EndedAt,
-		&i.InsertedAt,
-	)
-	return i, err
+// Its first attempt begins with it. sent: its prompt is sent right away, and never again. A turn that does not wait any more
+// refuses the transaction (db.Fenced: turn).
+func (q *Queries) StartTurn(ctx context.Context, arg StartTurnParams) error {
+	_, err := q.db.Exec(ctx, startTurn, arg.WaitingFor, arg.Sent, arg.ID)
+	return err
 }
 
 const turn = `-- name: Turn :one

@@ -463,7 +463,7 @@ func aLongConversationOpensAtItsEnd(t *testing.T, s *site) {
 			rows = append(rows, transcript.Row{Type: transcript.ToolCallType, TurnID: &turn.ID, Body: transcript.ToolCallBody{ID: id, Title: id, ToolKind: "read"}},
 				transcript.Row{Type: transcript.ToolResult, TurnID: &turn.ID, Body: transcript.ToolResultBody{ID: id, Status: "completed", Output: "out of " + id}})
 		}
-		if _, err := s.Writer.Append(t.Context(), s.Owner.TenantID, talk.ID, rows...); err != nil {
+		if err := s.Writer.Append(t.Context(), s.Owner.TenantID, talk.ID, rows...); err != nil {
 			t.Fatal(err)
 		}
 	}

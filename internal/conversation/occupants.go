@@ -118,7 +118,7 @@ func (s *Service) ImplicitStage(ctx context.Context, tenantID, workspaceID uuid.
 			b.Detail["error"] = e.Error
 		}
 	}
-	_, err = s.o.Writer.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Stage, Body: b})
+	err = s.o.Writer.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Stage, Body: b})
 	return err
 }
 

@@ -133,23 +133,18 @@ func (t *turn) begin(ctx context.Context, waitingFor string) error {
 
 // beginTx is begin in a transaction of the operation; with sent, its prompt is sent once that is committed.
 func (t *turn) beginTx(ctx context.Context, tx db.Tx, waitingFor string, sent bool, after *announcements) error {
-	row, err := tx.StartTurn(ctx, queries.StartTurnParams{ID: t.row.ID, WaitingFor: waitingFor, Sent: sent})
-	if db.NotFound(err) {
-		return errWithdrawn
-	}
-	if err != nil {
+	if err := tx.StartTurn(ctx, queries.StartTurnParams{ID: t.row.ID, WaitingFor: waitingFor, Sent: sent}); err != nil {
 		return err
 	}
-	t.row = row
 	if err := tx.SetConversationStatus(ctx, Running, t.c.ID); err != nil {
 		return err
 	}
 	var images []image
-	if err := json.Unmarshal(row.Images, &images); err != nil {
+	if err := json.Unmarshal(t.row.Images, &images); err != nil {
 		return err
 	}
 	pending, err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, transcript.Row{Type: transcript.Prompt, TurnID: &t.row.ID,
-		Body: transcript.PromptBody{TurnNumber: int(row.TurnNumber), Text: row.Prompt, Images: len(images), By: row.AskedBy}})
+		Body: transcript.PromptBody{TurnNumber: int(t.row.TurnNumber), Text: t.row.Prompt, Images: len(images), By: t.row.AskedBy}})
 	if err != nil {
 		return err
 	}

@@ -291,8 +291,11 @@ func (op *operation) write(ctx context.Context, fn func(tx db.Tx) error) error {
 			return fn(tx)
 		})
 	})
-	if db.Fenced(err, "operation") {
+	switch {
+	case db.Fenced(err, "operation"):
 		err = op.lost(ctx)
+	case db.Fenced(err, "turn"):
+		err = errWithdrawn
 	}
 	op.ended = op.ended && err == nil
 	return err

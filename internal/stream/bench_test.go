@@ -119,7 +119,7 @@ func appendToClients(b *testing.B, d *dbtest.Database, clients int) []time.Durat
 	}
 	for i := range benchAppends {
 		began[i].Store(int64(time.Since(start)))
-		if _, err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
+		if err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
 			b.Fatal(err)
 		}
 		for range clients {

@@ -131,7 +131,7 @@ func (f frame) said() string { return said(transcript.Stored{Body: f.data.Body})
 func (p *process) write(tb testing.TB, tenantID, id uuid.UUID, from, to int) {
 	tb.Helper()
 	for i := from; i < to; i++ {
-		if _, err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
+		if err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
 			tb.Error(err)
 		}
 	}
@@ -331,7 +331,7 @@ func TestAReplayHoldsBothSidesOfTheConversation(t *testing.T) {
 	p := newProcess(t, d)
 	tenantID := d.Account(t)
 	id := conversation(t, d, tenantID)
-	_, err := p.writer.Append(context.Background(), tenantID, id,
+	err := p.writer.Append(context.Background(), tenantID, id,
 		transcript.Row{Type: transcript.Prompt, Body: transcript.PromptBody{TurnNumber: 1, Text: "hello?"}},
 		transcript.Row{Type: transcript.Message, Body: transcript.MessageBody{MessageID: "m", Text: "hello!"}},
 		transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "turn", State: "done"}})
@@ -391,7 +391,7 @@ func TestASlowReaderDelaysNobody(t *testing.T) {
 	big := strings.Repeat("x", 32<<10)
 	write := func() {
 		t.Helper()
-		if _, err := p.writer.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Message, Body: transcript.MessageBody{Text: big}}); err != nil {
+		if err := p.writer.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Message, Body: transcript.MessageBody{Text: big}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -472,7 +472,7 @@ func TestALongTranscriptIsReplayedWhole(t *testing.T) {
 	for i := range 5 {
 		rows = append(rows, transcript.Row{Type: transcript.Message, Body: transcript.MessageBody{Text: strings.Repeat(string(rune('a'+i)), 700<<10)}})
 	}
-	if _, err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
+	if err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
 		t.Fatal(err)
 	}
 	for name, q := range map[string]stream.Query{"all": {}, "filtered": {Types: []string{transcript.Message}}} {

@@ -116,13 +116,13 @@ func TestReplayAndLiveGiveEveryRowOnceInOrder(t *testing.T) {
 	for i := range rows {
 		rows[i] = notice(i)
 	}
-	if _, err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
+	if err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := range after {
-			if _, err := p.writer.Append(ctx, tenantID, id, notice(before+i)); err != nil {
+			if err := p.writer.Append(ctx, tenantID, id, notice(before+i)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -147,7 +147,7 @@ func TestTwoServersWriteOneConversationAndAThirdMissesNothing(t *testing.T) {
 	for _, p := range []*process{a, b} {
 		wg.Go(func() {
 			for i := range each {
-				if _, err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
+				if err := p.writer.Append(context.Background(), tenantID, id, notice(i)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -190,7 +190,7 @@ func TestALostListenConnectionLosesNothing(t *testing.T) {
 		if _, err := owner.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where query like 'listen %' and datname = current_database()"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := writer.writer.Append(ctx, tenantID, id, notice(n)); err != nil {
+		if err := writer.writer.Append(ctx, tenantID, id, notice(n)); err != nil {
 			t.Fatal(err)
 		}
 		n++
@@ -212,7 +212,7 @@ func TestAFilterGivesTheSameRowsInListsReplayAndLive(t *testing.T) {
 				{Type: transcript.ToolOutput, Body: transcript.ToolOutputBody{ID: "t", Stream: "stderr", Text: fmt.Sprint(i)}},
 				{Type: transcript.Message, Body: transcript.MessageBody{Text: fmt.Sprint(i)}},
 			}
-			if _, err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
+			if err := p.writer.Append(ctx, tenantID, id, rows...); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -280,7 +280,7 @@ func TestAForeignConversationOrCursorShowsNothing(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []uuid.UUID{id, other} {
 		for i := range 3 {
-			if _, err := p.writer.Append(ctx, mine, c, notice(i)); err != nil {
+			if err := p.writer.Append(ctx, mine, c, notice(i)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -407,7 +407,7 @@ func TestAFollowerMissesNothingWhilePostgreSQLDropsConnections(t *testing.T) {
 		defer close(done)
 		for i := range total {
 			for ctx.Err() == nil {
-				if _, err := writer.writer.Append(ctx, tenantID, id, notice(i)); err == nil {
+				if err := writer.writer.Append(ctx, tenantID, id, notice(i)); err == nil {
 					break // else it found its connection dead before it wrote
 				}
 			}

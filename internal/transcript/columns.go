@@ -72,10 +72,10 @@ func toolRow(conversationID uuid.UUID, t ToolCall) (queries.UpsertToolCallParams
 	return p, nil
 }
 
-// keep writes the tool calls' own rows; the first row of all has the number base+1.
-func (c columns) keep(ctx context.Context, tx db.Tx, base int64) error {
+// keep writes the tool calls' own rows, after the rows.
+func (c columns) keep(ctx context.Context, tx db.Tx) error {
 	for _, t := range c.tools {
-		t.row.Seq = base + int64(t.at) + 1
+		t.row.Back = int32(len(c.types) - 1 - t.at)
 		if err := tx.UpsertToolCall(ctx, t.row); err != nil {
 			return fmt.Errorf("keep tool call %s: %w", t.row.ID, err)
 		}

@@ -26,31 +26,28 @@ type Writer struct {
 // NewWriter makes a writer.
 func NewWriter(d *db.DB, notify Notifier) *Writer { return &Writer{d, notify} }
 
-// Append appends rows in a transaction of their own, and returns the number of the last.
-func (w *Writer) Append(ctx context.Context, tenantID, conversationID uuid.UUID, rows ...Row) (lastSeq int64, err error) {
+// Append appends rows in a transaction of their own.
+func (w *Writer) Append(ctx context.Context, tenantID, conversationID uuid.UUID, rows ...Row) error {
 	var pending Pending
-	err = w.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
+	err := w.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
 		// The conversation before its counter, as everybody does: its rows refer to it.
-		if _, err := tx.LockConversationAlways(ctx, conversationID); db.NotFound(err) {
-			return noTranscript(conversationID)
-		} else if err != nil {
-			return err
+		if _, err := tx.LockConversationAlways(ctx, conversationID); err != nil {
+			return fmt.Errorf("append to conversation %s: %w", conversationID, err)
 		}
+		var err error
 		pending, err = w.AppendTx(ctx, tx, tenantID, conversationID, rows...)
 		return err
 	})
-	if err != nil {
-		return 0, err
+	if err == nil {
+		pending.Announce()
 	}
-	pending.Announce()
-	return pending.LastSeq, nil
+	return err
 }
 
 // Pending are rows that a caller wrote in a transaction of its own.
 type Pending struct {
 	notify                   Notifier
 	tenantID, conversationID uuid.UUID
-	LastSeq                  int64
 }
 
 // Announce tells followers.
@@ -74,17 +71,10 @@ func (w *Writer) AppendTx(ctx context.Context, tx db.Tx, tenantID, conversationI
 	if err != nil {
 		return Pending{}, err
 	}
-	base, err := tx.AppendEvents(ctx, queries.AppendEventsParams{ConversationID: conversationID, N: int32(len(rows)),
+	err = tx.AppendEvents(ctx, queries.AppendEventsParams{ConversationID: conversationID, N: int32(len(rows)),
 		TurnIds: c.turns, Types: c.types, Bodies: c.bodies, Raws: c.raws})
-	if db.NotFound(err) {
-		return Pending{}, noTranscript(conversationID)
-	}
 	if err != nil {
 		return Pending{}, fmt.Errorf("append to conversation %s: %w", conversationID, err)
 	}
-	return Pending{w.notify, tenantID, conversationID, base + int64(len(rows))}, c.keep(ctx, tx, base)
-}
-
-func noTranscript(conversationID uuid.UUID) error {
-	return fmt.Errorf("conversation %s has no transcript", conversationID)
+	return Pending{w.notify, tenantID, conversationID}, c.keep(ctx, tx)
 }

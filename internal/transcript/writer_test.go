@@ -118,13 +118,16 @@ func TestTheOrderOfNumbersIsTheOrderOfCommits(t *testing.T) {
 			if _, err := w.AppendTx(ctx, tx, tenantID, id, note("first")); err != nil {
 				return err
 			}
+			if err := tx.Exec(ctx, "select 1"); err != nil { // sends the row too
+				return err
+			}
 			close(wrote)
 			return <-commit
 		})
 	}()
 	<-wrote
 	go func() {
-		_, err := w.Append(ctx, tenantID, id, note("second"))
+		err := w.Append(ctx, tenantID, id, note("second"))
 		second <- err
 	}()
 	select {
@@ -146,8 +149,11 @@ func TestTheOrderOfNumbersIsTheOrderOfCommits(t *testing.T) {
 	if !errors.Is(err, boom) {
 		t.Fatal(err)
 	}
-	if seq, err := w.Append(ctx, tenantID, id, note("third")); err != nil || seq != 3 {
-		t.Fatalf("%d, %v", seq, err)
+	if err := w.Append(ctx, tenantID, id, note("third")); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Append(ctx, tenantID, uuid.New(), note("nowhere")); err == nil {
+		t.Fatal("a row of a conversation that is not there was taken")
 	}
 	got := rows(t, d, id)
 	if len(got) != 3 || got[0].text(t) != "first" || got[1].text(t) != "second" || got[2].text(t) != "third" {
@@ -180,7 +186,7 @@ func TestALockedConversationRowNeitherBlocksNorDeadlocks(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				if _, err := w.Append(ctx, tenantID, id, note("said")); err != nil {
+				if err := w.Append(ctx, tenantID, id, note("said")); err != nil {
 					t.Error(err)
 				}
 			})
@@ -216,7 +222,7 @@ func TestWhatJSONBRefusesIsStoredAllTheSame(t *testing.T) {
 	turn := uuid.New()
 	in := json.RawMessage(`{"nul":"a\u0000b","lone":"\ud800","pair":"\ud83d\ude42","\u0000key\udfff":1,"huge":1e999999,"tiny":[1e-99999],"long":` +
 		strings.Repeat("9", 200_000) + `,"escaped":"\\u0000","bytes":"` + "\xff" + `"}`)
-	_, err := w.Append(ctx, tenantID, id,
+	err := w.Append(ctx, tenantID, id,
 		transcript.Row{Type: transcript.ToolCallType, Raw: "raw \x00 \xff", Body: transcript.ToolCallBody{ID: "i\x00d", Title: "t\x00", Input: in},
 			Tool: &transcript.ToolCall{ID: "i\x00d", TurnID: turn, Title: "t\x00", Status: "running", Input: in}},
 		note("a\x00b \\u0000 🙂 \xff"))
@@ -261,7 +267,7 @@ func TestRandomBytesMakeABoundedNumberOfRows(t *testing.T) {
 	budget := transcript.NewBudget(64 << 10)
 	show := func(s string) {
 		if live := budget.Write(s); live != "" {
-			if _, err := w.Append(ctx, tenantID, id, printed("stdout", live)); err != nil {
+			if err := w.Append(ctx, tenantID, id, printed("stdout", live)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -273,7 +279,7 @@ func TestRandomBytesMakeABoundedNumberOfRows(t *testing.T) {
 	}
 	show(text.Flush())
 	output, truncated := budget.Output()
-	_, err := w.Append(ctx, tenantID, id, transcript.Row{Type: transcript.ToolResult,
+	err := w.Append(ctx, tenantID, id, transcript.Row{Type: transcript.ToolResult,
 		Body: transcript.ToolResultBody{ID: "call", Status: "completed", Output: output, OutputBytes: budget.Total(), Truncated: truncated}})
 	if err != nil {
 		t.Fatal(err)
@@ -304,7 +310,7 @@ func TestProtocolLinesOfChunksDoNotShowASplitSecret(t *testing.T) {
 		line := g.JSON([]byte(`{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"` + raw + `"},"_meta":{"kept":true}}}}`))
 		r := said("m", shown)
 		r.Raw = string(line)
-		if _, err := w.Append(ctx, tenantID, id, r); err != nil {
+		if err := w.Append(ctx, tenantID, id, r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -345,7 +351,7 @@ func TestMetadataOutsideATurnIsOfNoTurn(t *testing.T) {
 		return s
 	}
 	before := state()
-	if _, err := w.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Usage, Body: transcript.UsageBody{ContextUsed: 10, ContextSize: 100}}, note("info")); err != nil {
+	if err := w.Append(ctx, tenantID, id, transcript.Row{Type: transcript.Usage, Body: transcript.UsageBody{ContextUsed: 10, ContextSize: 100}}, note("info")); err != nil {
 		t.Fatal(err)
 	}
 	if after := state(); after != before {
@@ -368,11 +374,11 @@ func TestAToolCallKeepsOneRowThatEveryUpdateCompletes(t *testing.T) {
 		c.ID, c.TurnID = "call", turn
 		return transcript.Row{Type: kind, Body: struct{}{}, Tool: &c}
 	}
-	_, err := w.Append(ctx, tenantID, id, call(transcript.ToolCallType, transcript.ToolCall{Title: "ls", Kind: "execute", Status: "running", Input: json.RawMessage(`{"command":"ls"}`)}))
+	err := w.Append(ctx, tenantID, id, call(transcript.ToolCallType, transcript.ToolCall{Title: "ls", Kind: "execute", Status: "running", Input: json.RawMessage(`{"command":"ls"}`)}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = w.Append(ctx, tenantID, id, printed("stdout", "x"), call(transcript.ToolResult, transcript.ToolCall{Status: "failed", ExitCode: &exit, DurationMS: &ms,
+	err = w.Append(ctx, tenantID, id, printed("stdout", "x"), call(transcript.ToolResult, transcript.ToolCall{Status: "failed", ExitCode: &exit, DurationMS: &ms,
 		OutputBytes: 1, Source: transcript.Source{ExitCode: transcript.Machine}}))
 	if err != nil {
 		t.Fatal(err)
@@ -404,7 +410,7 @@ func BenchmarkAppend(b *testing.B) {
 	ids := transcripttest.Conversations(b, d, tenantID, benchConversations+1)
 	stuck := ids[benchConversations]
 	add := func(id uuid.UUID) {
-		if _, err := w.Append(context.Background(), tenantID, id, note("a row of a usual length, such as an agent says in one breath")); err != nil {
+		if err := w.Append(context.Background(), tenantID, id, note("a row of a usual length, such as an agent says in one breath")); err != nil {
 			b.Error(err)
 		}
 	}
