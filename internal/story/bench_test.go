@@ -29,8 +29,8 @@ import (
 
 // Sizes of the benchmarks of the whole product.
 const (
-	benchPrompts = 25 // of each side; the first few warm up and do not count
-	benchWarm    = 3
+	benchPrompts = 100 // of each side, since an adapter takes 40 to 150 ms by itself; the first few warm up and do not count
+	benchWarm    = 10
 	benchStarts  = 5
 	benchStart   = 2 * time.Second // a start that takes longer is told of
 )
