@@ -122,7 +122,7 @@ func TestRestartsInTheMiddleOfAStreamLoseAndDoubleNothing(t *testing.T) {
 	t.Parallel()
 	w, ws := world(t)
 	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
-	const n = 400000
+	const n = 150000 // more than a spool holds, twice
 	w.Prompt(c, fmt.Sprintf("lots %d", n))
 	for i := range 3 {
 		w.Until("some of it to be stored", func() bool { return len(w.Said(c)) > (i+1)*20000 })
@@ -146,7 +146,7 @@ func TestConnectionsToTheDatabaseThatBreakLoseAndDoubleNothing(t *testing.T) {
 	t.Parallel()
 	w, ws := world(t)
 	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
-	const n = 200000
+	const n = 100000
 	w.Prompt(c, fmt.Sprintf("lots %d", n), "tool last")
 	owner := w.Instance.Database.Owner(t)
 	for i := range 4 {
