@@ -64,7 +64,7 @@ func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 
 // model and take turns; their sessions stand already and grow alike. The model stays in the middle of its answer until
 // the words have come, so that no turn's end pushes them.
 func BenchmarkPrompt(b *testing.B) {
-	s, world := shared(b)
+	s, world := own(b, "MANAGOAT_PROMPTS_PER_MINUTE=1000")
 	a := s.account(b)
 	a.credential(world)
 	w := a.ready(a.workspace(a.environment(nil)).ID)
