@@ -60,5 +60,11 @@ where tenant_id = app_tenant() and id = @id and status not in ('deleting', 'dele
 -- name: DeletedWorkspace :exec
 update workspaces set status = 'deleted', setup_step = '', updated_at = now() where tenant_id = app_tenant() and id = @id;
 
+-- name: RequireMachine :exec
+-- Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, and up.
+select fence('machine', exists (
+    select from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+    where w.tenant_id = app_tenant() and w.id = @id::uuid and w.status = 'ready' and m.id = @machine_id::uuid and m.status = 'ready'));
+
 -- name: TouchWorkspace :exec
 update workspaces set last_active_at = now() where tenant_id = app_tenant() and id = @id;

@@ -174,6 +174,18 @@ func (q *Queries) ReplaceMachine(ctx context.Context, machineID uuid.UUID, iD uu
 	return err
 }
 
+const requireMachine = `-- name: RequireMachine :exec
+select fence('machine', exists (
+    select from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+    where w.tenant_id = app_tenant() and w.id = $1::uuid and w.status = 'ready' and m.id = $2::uuid and m.status = 'ready'))
+`
+
+// Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, and up.
+func (q *Queries) RequireMachine(ctx context.Context, iD uuid.UUID, machineID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, requireMachine, iD, machineID)
+	return err
+}
+
 const setWorkspaceMetadata = `-- name: SetWorkspaceMetadata :exec
 update workspaces set metadata = $1, updated_at = now() where tenant_id = app_tenant() and id = $2
 `

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"slices"
 	"strings"
 	"time"
 
@@ -39,24 +38,21 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	if err := t.attempt(ctx); err != nil {
 		return nil, err
 	}
+	if p, err := t.here(ctx); p != nil || err != nil {
+		return p, err
+	}
+	if t.op.opened != nil {
+		if err := t.load(ctx); err != nil {
+			return nil, err
+		}
+	}
 	up, err := t.machine(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if t.op.opened != nil { // its credential was checked as it was opened, just now
-		if p, err := t.ready(up); p != nil || err != nil {
-			return p, err
-		}
-		if err := t.load(ctx); err != nil { // its adapter went away meanwhile
-			return nil, err
-		}
-	}
 	bound, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c)
 	if err != nil {
 		return nil, err
-	}
-	if p, err := t.ready(up); p != nil || err != nil {
-		return p, err
 	}
 	if p, err := t.rejoin(ctx, up, bound); p != nil || err != nil {
 		return p, err
@@ -113,15 +109,35 @@ func (t *turn) machine(ctx context.Context) (*workspace.Up, error) {
 	return up, err
 }
 
-// ready is the adapter that runs here already.
-func (t *turn) ready(up *workspace.Up) (*process, error) {
+// here is the adapter that runs and that this server holds: whether its machine is still the workspace's, and up, is checked
+// as the prompt is written, see send.
+func (t *turn) here(ctx context.Context) (*process, error) {
 	a, err := readAdapter(t.c.Adapter)
 	p := t.s.ready(t.c.ID)
-	if err != nil || a == nil || p == nil || p.execID != a.ExecID.String() || !a.Session || !a.on(up) {
+	if err != nil || t.moved || a == nil || !a.Session || p == nil || p.execID != a.ExecID.String() {
 		return nil, err
 	}
-	p.redactor.Set(slices.Collect(maps.Values(up.Secrets))) // as they are now, beside what it knew
+	if t.op.opened == nil { // else it was checked as the turn was opened, just now
+		if _, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c); err != nil {
+			return nil, err
+		}
+	}
 	return p, nil
+}
+
+// remask teaches the process's masks the workspace's secrets as they are now, beside what it knew. It waits for the database.
+// One that does not open has never been on a machine.
+func (t *turn) remask(ctx context.Context, p *process) {
+	var now []secret.Value
+	err := t.s.persist(ctx, func() (err error) {
+		now, err = t.s.o.Workspaces.Secrets(ctx, t.c.TenantID, t.c.WorkspaceID)
+		return err
+	})
+	if err == nil {
+		p.redactor.Set(now)
+	} else if ctx.Err() == nil {
+		t.s.log.Warn("read a workspace's secrets", "conversation", t.c.ID, "error", err)
+	}
 }
 
 // rejoin takes up the adapter that a server before us left. One that cannot be taken up is ended.

@@ -194,6 +194,9 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 		return queries.Turn{}, err
 	}
 	after.add(func() { s.open(opened{op, turn, c}) })
+	if op.Owner != nil {
+		return turn, nil // it begins now, and that is told
+	}
 	return turn, s.tell(ctx, tx, c.TenantID, c.ID, after)
 }
 

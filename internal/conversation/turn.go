@@ -46,6 +46,7 @@ type turn struct {
 	asked   chan struct{} // closed when somebody asks to interrupt it
 
 	begun    bool        // it runs, and the transcript has its prompt
+	moved    bool        // the adapter that this server holds is not on the workspace's machine as it is now
 	stopping atomic.Bool // the agent was told to stop
 	spoke    bool        // the pump's: its first token came
 
@@ -54,8 +55,11 @@ type turn struct {
 	done chan struct{} // closed when the turn has ended, or is not ours any more
 }
 
-// errInterrupted ends what a turn does before its prompt is sent.
-var errInterrupted = errors.New("somebody asked to interrupt the turn")
+// Ends of what a turn does before its prompt is sent.
+var (
+	errInterrupted = errors.New("somebody asked to interrupt the turn")
+	errMoved       = errors.New("the workspace's machine is not up, or another one now")
+)
 
 // runTurn is the operation behind a turn.
 func (s *Service) runTurn(ctx context.Context, op *operation) error {
@@ -187,6 +191,12 @@ func (t *turn) prompted(ctx context.Context) (*process, error) {
 		if err == nil {
 			err = t.send(ctx, p)
 		}
+		if errors.Is(err, errMoved) {
+			t.moved = true
+			if p, err = t.attached(ctx); err == nil {
+				err = t.send(ctx, p)
+			}
+		}
 		if err == nil || ctx.Err() != nil {
 			return p, err
 		}
@@ -225,7 +235,8 @@ func (t *turn) attached(ctx context.Context) (*process, error) {
 	return p, err
 }
 
-// send gives the agent the prompt. That it does is written before, so that no server ever does it again.
+// send gives the agent the prompt. That it does is written before, so that no server ever does it again; an adapter that was
+// there already is given none when its machine is not the workspace's any more (errMoved).
 func (t *turn) send(ctx context.Context, p *process) error {
 	params, err := promptParams(p.session, t.row, p.caps)
 	if err != nil {
@@ -238,8 +249,13 @@ func (t *turn) send(ctx context.Context, p *process) error {
 	}
 	id := p.peer.NextID()
 	var after announcements
+	var remasked sync.WaitGroup
+	remasked.Go(func() { t.remask(ctx, p) })
 	ok := p.do(ctx, func() {
 		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.TurnID, a.Prompt = &t.row.ID, id }, func(tx db.Tx) error {
+			if err := tx.RequireMachine(ctx, t.c.WorkspaceID, p.machine); err != nil {
+				return err
+			}
 			if after = nil; !t.begun {
 				return t.beginTx(ctx, tx, ForModel, true, &after)
 			}
@@ -254,6 +270,10 @@ func (t *turn) send(ctx context.Context, p *process) error {
 			p.begin(t)
 		}
 	})
+	remasked.Wait()
+	if db.Fenced(err, "machine") {
+		return errMoved
+	}
 	if err != nil {
 		return err
 	}

@@ -163,6 +163,16 @@ func (s *Service) prepare(ctx context.Context, h *operation.Held) (*setup, error
 	return run, nil
 }
 
+// Secrets opens the secrets of a workspace as they are now, for what masks them.
+func (s *Service) Secrets(ctx context.Context, tenantID, id uuid.UUID) ([]secret.Value, error) {
+	row, err := s.row(ctx, s.db.Tenant(tenantID), id)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.secrets(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
+	return values(all), err
+}
+
 // secrets opens the secrets of a workspace; the vault's win over the environment's.
 func (s *Service) secrets(ctx context.Context, tenantID uuid.UUID, environmentID, vaultID *uuid.UUID) (map[string]secret.Value, error) {
 	all := map[string]secret.Value{}
