@@ -17,7 +17,8 @@ import (
 //
 // A statement that answers nothing (sqlc's :exec) is not sent by itself: it travels with the next one that does, or with the
 // commit, in one round trip and in the order of the calls. Its error comes back there, and rolls everything back. One whose
-// error the caller must tell apart is therefore not an :exec but an :execrows.
+// error the caller must tell apart at once is therefore not an :exec but an :execrows; one that only must hold calls fence,
+// and Fenced tells its error from others.
 type Tx struct {
 	*queries.Queries
 	t *transaction
