@@ -152,8 +152,8 @@ func checkBusy(open []queries.Turn, queue bool) error {
 	return nil
 }
 
-// accept opens a turn of a locked conversation; first: no other is open. The quota's row and then the account's counter are locked last, as
-// everywhere.
+// accept opens a turn of a locked conversation; first: no other is open. The quota's row and then the account's counter are
+// locked last, as everywhere.
 func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput, first bool, after *announcements) (queries.Turn, error) {
 	images := make([]image, len(in.Images))
 	for i, img := range in.Images {
