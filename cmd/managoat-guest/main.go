@@ -71,6 +71,7 @@ func guest(root bool) error {
 	}
 	// A handler for every signal: without one, those that programs of the machine may send here would end it.
 	signal.Notify(make(chan os.Signal, 1))
+	server.KeepThreads()
 	unix.Umask(0) // files are made with the mode that was asked for
 	for fd := boot.ListenFD; fd < boot.ConfigFD; fd++ {
 		unix.CloseOnExec(fd)

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"strings"
+	"sync"
 	"time"
 
 	"managoat/sandbox"
@@ -35,11 +36,21 @@ var limits = []Check{
 		if !m.caps.PidsLimit {
 			return
 		}
-		id := m.begin(guest.Exec{Argv: []string{"perl", "-e", "1 while defined fork or select undef, undef, undef, 0.001"}})
+		id := m.begin(guest.Exec{Argv: []string{"perl", "-e", "while (1) { defined fork or select undef, undef, undef, 0.001 }"}})
 		eventually(t, "limit", func() bool {
 			s, err := p.Stats(t.Context(), m.id)
 			return err == nil && s.Pids >= 100 && s.Pids <= 128
 		})
+		// Whatever the guest does meanwhile, it has the threads for it.
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				if _, _, err := m.Stat(t.Context(), []string{"/home/sprite"}, "/home/sprite"); err != nil {
+					t.Errorf("stat: %v", err)
+				}
+			})
+		}
+		all.Wait()
 		if s, err := m.Status(t.Context(), id); err != nil || s.Exit != nil {
 			t.Errorf("status: %+v %v", s, err)
 		}
