@@ -48,7 +48,7 @@ const (
 // Times and limits.
 const (
 	createTimeout  = 2 * time.Minute  // making a machine, its base included where the provider builds it first
-	startTimeout   = time.Minute      // from a start until the guest answers
+	startTimeout   = 2 * time.Minute  // from a start until the guest answers, the end of the last run included
 	destroyTimeout = 2 * time.Minute  // of a machine with a large disk
 	stopTimeout    = 30 * time.Second //
 	inspectTimeout = 10 * time.Second // what only asks

@@ -551,7 +551,7 @@ func TestAMachineWhoseDiskIsFullIsParkedAndSaysSo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fill := guest.Exec{ID: "fill", Argv: []string{"bash", "-c", "head -c 150000000 /dev/urandom > ~/big; sleep 600"}, User: guest.Sprite, Spool: guest.SpoolLog}
+	fill := guest.Exec{ID: "fill", Argv: []string{"bash", "-c", "head -c 150000000 /dev/urandom > ~/big; sync ~/big; sleep 600"}, User: guest.Sprite, Spool: guest.SpoolLog}
 	if err := up.Guest.Start(t.Context(), fill); err != nil {
 		t.Fatal(err)
 	}

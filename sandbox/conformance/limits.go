@@ -80,7 +80,7 @@ var limits = []Check{
 		if !m.caps.DiskLimit {
 			return
 		}
-		m.begin(guest.Exec{Argv: []string{"sh", "-c", "head -c 150000000 /dev/zero > ~/big; sleep 9995"}})
+		m.begin(guest.Exec{Argv: []string{"sh", "-c", "head -c 150000000 /dev/zero > ~/big; sync ~/big; sleep 9995"}})
 		eventually(t, "disk full", func() bool {
 			s, err := p.Stats(t.Context(), m.id)
 			return err == nil && s.DiskFull && s.DiskLimit == limit

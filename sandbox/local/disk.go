@@ -50,9 +50,9 @@ func (u *usage) last(name string) measured {
 	return measured{}
 }
 
-// of returns what a machine uses, measured now or a moment ago.
-func (u *usage) of(m *machine) (measured, error) {
-	if d := u.last(m.Name); time.Since(d.at) < max(diskFresh, d.took*diskPatience) {
+// of returns what a machine uses, measured now or no longer ago than fresh, but for a disk that takes long to look at.
+func (u *usage) of(m *machine, fresh time.Duration) (measured, error) {
+	if d := u.last(m.Name); time.Since(d.at) < max(fresh, d.took*diskPatience) {
 		return d, nil
 	}
 	began := time.Now()
@@ -127,6 +127,7 @@ func (p *Provider) checkDisks(ctx context.Context) {
 		p.log.Error("local provider: disks cannot be watched", "error", err)
 		return
 	}
+	began, all := time.Now(), true
 	for _, m := range machines {
 		if ctx.Err() != nil {
 			return
@@ -134,37 +135,56 @@ func (p *Provider) checkDisks(ctx context.Context) {
 		if running, err := m.running(); err != nil || !running {
 			continue
 		}
-		p.checkDisk(ctx, m)
+		d, err := p.usage.of(m, 0)
+		switch {
+		case err != nil:
+		case d.bytes >= d.allow:
+			all = p.freezeFull(ctx, m) && all
+		case d.at.Before(began):
+			all = false // it was too early for another look, and what changed may be here
+		}
+	}
+	if !all {
+		return // and look again at the next round
 	}
 	p.usage.mu.Lock()
 	p.usage.free, p.usage.lastAll = free, time.Now()
 	p.usage.mu.Unlock()
 }
 
-func (p *Provider) checkDisk(ctx context.Context, m *machine) {
-	d, err := p.usage.of(m)
-	if err != nil || d.bytes < d.allow {
-		return
+// freezeFull freezes a machine whose disk was found full. It holds the machine's lock, for what was found may be
+// of a run before this one: a machine that has just been started to make room would stand still before its guest
+// is ready. It returns false when somebody else holds the lock for longer.
+func (p *Provider) freezeFull(ctx context.Context, m *machine) bool {
+	patience, cancel := context.WithTimeout(ctx, watchPeriod)
+	defer cancel()
+	unlock, err := p.locks.lock(patience, m.Name)
+	if err != nil {
+		return false
 	}
-	l, running, err := p.lastLife(ctx, m)
-	if err != nil || !running {
-		return
+	defer unlock()
+	if running, err := m.running(); err != nil || !running {
+		return true
+	}
+	d := p.usage.last(m.Name)
+	if d.at.IsZero() || d.bytes < d.allow {
+		return true // it was started again meanwhile
+	}
+	l, any, err := p.lastLife(ctx, m)
+	if err != nil || !any {
+		return true
 	}
 	g := p.groups.group(l.Group)
 	if g.frozen() {
-		return
+		return true
 	}
 	p.log.Warn("local provider: a machine's disk is full", "machine", m.Name, "bytes", d.bytes, "limit", m.Limits.DiskBytes)
 	if err := g.freeze(true); err == nil {
-		return
+		return true
 	}
 	// Without a cgroup that freezes, the only way to keep the limit is to end what writes.
-	unlock, err := p.locks.lock(ctx, m.Name)
-	if err != nil {
-		return
-	}
-	defer unlock()
 	if err := p.end(ctx, m, false); err != nil {
 		p.log.Error("local provider: a machine whose disk is full cannot be stopped", "machine", m.Name, "error", err)
 	}
+	return true
 }

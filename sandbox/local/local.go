@@ -32,7 +32,7 @@ const (
 	defaultPids   = 2048
 	defaultDisk   = 20 << 30
 
-	startTimeout = 30 * time.Second // from nothing to a guest that answers, on a host that is short of CPU
+	startTimeout = time.Minute      // from nothing to a guest that answers, on a host that is short of CPU and disk
 	stopTimeout  = 30 * time.Second // for the kernel to end what was killed
 	watchPeriod  = 2 * time.Second  // between looks at children and disks
 )

@@ -46,14 +46,14 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 	if err := p.ready(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	unlock, err := p.locks.lock(ctx, id)
 	if err != nil {
 		return failed(op, "another start or stop of the machine goes on", err)
 	}
 	defer unlock()
-	lock, err := p.takeOrFind(ctx, m)
+	finding, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	lock, err := p.takeOrFind(finding, m)
 	if err != nil {
 		return failed(op, "the machine runs but its guest does not answer", err)
 	}
@@ -95,10 +95,13 @@ func (p *Provider) takeOrFind(ctx context.Context, m *machine) (*os.File, error)
 }
 
 func (p *Provider) start(ctx context.Context, m *machine, lock *os.File) error {
-	// What the last run left must be gone entirely: two mounts of one upper layer would destroy it.
+	// What the last run left must be gone entirely: two mounts of one upper layer would destroy it. The kernel writes
+	// everything that is dirty on the host's disk out first, which is the caller's time and not the new run's.
 	if err := p.end(ctx, m, true); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	listener, err := m.listen()
 	if err != nil {
 		return err
@@ -610,7 +613,7 @@ func (p *Provider) Stats(ctx context.Context, id string) (sandbox.Stats, error) 
 	if running && readJSON(m.path("run.json"), &l) == nil {
 		p.groups.group(l.Group).stats(&s)
 	}
-	d, err := p.usage.of(m)
+	d, err := p.usage.of(m, diskFresh)
 	if err != nil {
 		return sandbox.Stats{}, failed("stats", "the machine's disk cannot be measured", err)
 	}
