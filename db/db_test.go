@@ -131,6 +131,39 @@ func TestWhatAnswersNothingIsDoneBeforeTheNextStatementAndFailsWithIt(t *testing
 }
 
 // Two hundred requests of five accounts over four connections never see another's row.
+func TestWhatIsToBeDoneAfterACommitIsDoneAfterNoOtherEnd(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	d := dbtest.New(t)
+	a := d.Account(t)
+	boom := errors.New("boom")
+	for name, c := range map[string]struct {
+		fn   func(tx db.Tx) error
+		want error
+		done int
+	}{
+		"commit":         {func(db.Tx) error { return nil }, nil, 2},
+		"error":          {func(db.Tx) error { return boom }, boom, 0},
+		"refused commit": {func(tx db.Tx) error { return tx.TakePrompt(ctx, 0) }, boom, 0},
+	} {
+		done, rolledBack := 0, false
+		err := d.InTenant(ctx, a, func(tx db.Tx) error {
+			tx.OnCommit(func() { done++ })
+			tx.OnCommit(func() { done++ })
+			tx.Refused("another fence", func(context.Context, *queries.Queries) error { return nil })
+			tx.Refused("prompts", func(ctx context.Context, q *queries.Queries) error {
+				_, err := q.QuotaUse(ctx) // not in the transaction that was refused: it answers
+				rolledBack = err == nil
+				return boom
+			})
+			return c.fn(tx)
+		})
+		if !errors.Is(err, c.want) || done != c.done || rolledBack != (name == "refused commit") {
+			t.Errorf("%s: %v, %d done, told after the rollback: %v", name, err, done, rolledBack)
+		}
+	}
+}
+
 func TestConcurrentAccountsOnFewConnectionsNeverCross(t *testing.T) {
 	t.Parallel()
 	d := dbtest.NewWith(t, db.Options{MaxConns: 4})

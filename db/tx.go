@@ -18,7 +18,7 @@ import (
 // A statement that answers nothing (sqlc's :exec) is not sent by itself: it travels with the next one that does, or with the
 // commit, in one round trip and in the order of the calls. Its error comes back there, and rolls everything back. One whose
 // error the caller must tell apart at once is therefore not an :exec but an :execrows; one that only must hold calls fence,
-// and Fenced tells its error from others.
+// and Fenced tells its error from others. Refused turns such an error into what people are told.
 type Tx struct {
 	*queries.Queries
 	t *transaction
@@ -30,13 +30,29 @@ func (t Tx) Exec(ctx context.Context, sql string, args ...any) error {
 	return err
 }
 
+// Refused says what the transaction ends with when the fence of this name refuses it: the error that fn makes once
+// everything is rolled back.
+func (t Tx) Refused(what string, fn func(context.Context, *queries.Queries) error) {
+	t.t.refused = append(t.t.refused, refused{what, fn})
+}
+
+// OnCommit runs fn once the transaction is committed.
+func (t Tx) OnCommit(fn func()) { t.t.committed = append(t.t.committed, fn) }
+
+type refused struct {
+	what string
+	fn   func(context.Context, *queries.Queries) error
+}
+
 // transaction sends what runs in it. It takes a connection, and begins, with the first statement that is sent.
 type transaction struct {
 	piped
-	pool    *pgxpool.Pool
-	tenant  uuid.UUID // uuid.Nil: of none
-	conn    *pgxpool.Conn
-	waiting []statement
+	pool      *pgxpool.Pool
+	tenant    uuid.UUID // uuid.Nil: of none
+	conn      *pgxpool.Conn
+	waiting   []statement
+	refused   []refused
+	committed []func()
 }
 
 type statement struct {
@@ -48,6 +64,21 @@ type statement struct {
 func transact(ctx context.Context, pool *pgxpool.Pool, tenant uuid.UUID, fn func(Tx) error) error {
 	t := &transaction{pool: pool, tenant: tenant}
 	t.piped = piped{t.sendAll}
+	err := t.run(ctx, fn)
+	if err == nil {
+		for _, fn := range t.committed {
+			fn()
+		}
+	}
+	for _, r := range t.refused {
+		if Fenced(err, r.what) {
+			return r.fn(ctx, queries.New(statements(pool, tenant)))
+		}
+	}
+	return err
+}
+
+func (t *transaction) run(ctx context.Context, fn func(Tx) error) error {
 	committed := false
 	defer func() {
 		if t.conn == nil {

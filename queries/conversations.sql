@@ -54,7 +54,7 @@ where tenant_id = app_tenant() and id = @id and title_source <> 'person' and tit
 update conversations set last_read_at = now() where tenant_id = app_tenant() and id = @id and hidden_at is null;
 
 -- name: CountTurn :exec
-update conversations set turn_count = @turn_number, title = @title, last_active_at = now(), updated_at = now()
+update conversations set turn_count = @turn_number, title = @title, status = @status, last_active_at = now(), updated_at = now()
 where tenant_id = app_tenant() and id = @id;
 
 -- name: SetConversationStatus :exec

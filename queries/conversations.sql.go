@@ -331,18 +331,24 @@ func (q *Queries) ConversationsWithAdapter(ctx context.Context) ([]Conversation,
 }
 
 const countTurn = `-- name: CountTurn :exec
-update conversations set turn_count = $1, title = $2, last_active_at = now(), updated_at = now()
-where tenant_id = app_tenant() and id = $3
+update conversations set turn_count = $1, title = $2, status = $3, last_active_at = now(), updated_at = now()
+where tenant_id = app_tenant() and id = $4
 `
 
 type CountTurnParams struct {
 	TurnNumber int32
 	Title      string
+	Status     string
 	ID         uuid.UUID
 }
 
 func (q *Queries) CountTurn(ctx context.Context, arg CountTurnParams) error {
-	_, err := q.db.Exec(ctx, countTurn, arg.TurnNumber, arg.Title, arg.ID)
+	_, err := q.db.Exec(ctx, countTurn,
+		arg.TurnNumber,
+		arg.Title,
+		arg.Status,
+		arg.ID,
+	)
 	return err
 }
 

@@ -58,12 +58,16 @@ func (q *Queries) StoreIdempotentResponse(ctx context.Context, arg StoreIdempote
 	return err
 }
 
-const takeIdempotencyKey = `-- name: TakeIdempotencyKey :execrows
-insert into idempotency_keys (tenant_id, route, key, body_hash)
-values (app_tenant(), $1, $2, $3)
-on conflict (tenant_id, route, key) do update
-    set body_hash = excluded.body_hash, status = null, response = null, created_at = now()
-    where idempotency_keys.created_at <= now() - make_interval(secs => $4::float8)
+const takeIdempotencyKey = `-- name: TakeIdempotencyKey :exec
+with taken as (
+    insert into idempotency_keys (tenant_id, route, key, body_hash)
+    values (app_tenant(), $1, $2, $3)
+    on conflict (tenant_id, route, key) do update
+        set body_hash = excluded.body_hash, status = null, response = null, created_at = now()
+        where idempotency_keys.created_at <= now() - make_interval(secs => $4::float8)
+    returning key
+)
+select fence('idempotency', exists (select from taken))
 `
 
 type TakeIdempotencyKeyParams struct {
@@ -73,15 +77,13 @@ type TakeIdempotencyKeyParams struct {
 	MaxAge   float64
 }
 
-func (q *Queries) TakeIdempotencyKey(ctx context.Context, arg TakeIdempotencyKeyParams) (int64, error) {
-	result, err := q.db.Exec(ctx, takeIdempotencyKey,
+// A key that is taken already refuses the transaction (db.Fenced: idempotency).
+func (q *Queries) TakeIdempotencyKey(ctx context.Context, arg TakeIdempotencyKeyParams) error {
+	_, err := q.db.Exec(ctx, takeIdempotencyKey,
 		arg.Route,
 		arg.Key,
 		arg.BodyHash,
 		arg.MaxAge,
 	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
+	return err
 }

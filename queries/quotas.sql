@@ -1,16 +1,19 @@
 -- name: LockQuotas :one
 select running_machines, prompts_per_minute from quotas where tenant_id = app_tenant() for update;
 
--- name: TakePrompt :one
--- One prompt of this minute, unless the limit is reached: no row. clock_timestamp, since a transaction that waited for
--- the row began before the minute it counts in.
-update quotas set
-    prompt_count  = case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count + 1 else 1 end,
-    prompt_minute = greatest(prompt_minute, date_trunc('minute', clock_timestamp()))
-where tenant_id = app_tenant()
-  and case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count else 0 end
-      < coalesce(prompts_per_minute, @default_limit::int)
-returning prompt_count;
+-- name: TakePrompt :exec
+-- One prompt of this minute; where the limit is reached it refuses the transaction (db.Fenced: prompts). clock_timestamp,
+-- since a transaction that waited for the row began before the minute it counts in.
+with taken as (
+    update quotas set
+        prompt_count  = case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count + 1 else 1 end,
+        prompt_minute = greatest(prompt_minute, date_trunc('minute', clock_timestamp()))
+    where tenant_id = app_tenant()
+      and case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count else 0 end
+          < coalesce(prompts_per_minute, @default_limit::int)
+    returning tenant_id
+)
+select fence('prompts', exists (select from taken));
 
 -- name: QuotaUse :one
 select running_machines, prompts_per_minute,

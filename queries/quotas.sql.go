@@ -58,21 +58,22 @@ func (q *Queries) QuotaUse(ctx context.Context) (QuotaUseRow, error) {
 	return i, err
 }
 
-const takePrompt = `-- name: TakePrompt :one
-update quotas set
-    prompt_count  = case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count + 1 else 1 end,
-    prompt_minute = greatest(prompt_minute, date_trunc('minute', clock_timestamp()))
-where tenant_id = app_tenant()
-  and case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count else 0 end
-      < coalesce(prompts_per_minute, $1::int)
-returning prompt_count
+const takePrompt = `-- name: TakePrompt :exec
+with taken as (
+    update quotas set
+        prompt_count  = case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count + 1 else 1 end,
+        prompt_minute = greatest(prompt_minute, date_trunc('minute', clock_timestamp()))
+    where tenant_id = app_tenant()
+      and case when prompt_minute >= date_trunc('minute', clock_timestamp()) then prompt_count else 0 end
+          < coalesce(prompts_per_minute, $1::int)
+    returning tenant_id
+)
+select fence('prompts', exists (select from taken))
 `
 
-// One prompt of this minute, unless the limit is reached: no row. clock_timestamp, since a transaction that waited for
-// the row began before the minute it counts in.
-func (q *Queries) TakePrompt(ctx context.Context, defaultLimit int32) (int32, error) {
-	row := q.db.QueryRow(ctx, takePrompt, defaultLimit)
-	var prompt_count int32
-	err := row.Scan(&prompt_count)
-	return prompt_count, err
+// One prompt of this minute; where the limit is reached it refuses the transaction (db.Fenced: prompts). clock_timestamp,
+// since a transaction that waited for the row began before the minute it counts in.
+func (q *Queries) TakePrompt(ctx context.Context, defaultLimit int32) error {
+	_, err := q.db.Exec(ctx, takePrompt, defaultLimit)
+	return err
 }

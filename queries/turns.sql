@@ -1,7 +1,16 @@
 -- name: InsertTurn :one
-insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since)
-values (app_tenant(), @id, @conversation_id, @turn_number, @prompt, @asked_by, @images, @client_request_id, 'user', @model, @source, sqlc.narg('credential_id'), @waiting_for, now())
+-- sent: it begins as it is made, and its prompt is sent right away, and never again.
+insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since,
+    status, attempts, started_at, prompt_sent_at)
+select app_tenant(), @id, @conversation_id, @turn_number, @prompt, @asked_by, @images, @client_request_id, 'user', @model, @source, sqlc.narg('credential_id'), @waiting_for, now(),
+    case when it.is_sent then 'running' else 'pending' end, case when it.is_sent then 1 else 0 end, case when it.is_sent then now() end, case when it.is_sent then now() end
+from (select @sent::bool as is_sent) it
 returning *;
+
+-- name: RequireNoOpenTurn :exec
+-- Refuses the transaction (db.Fenced: idle) when a turn of the conversation waits or runs.
+select fence('idle', not exists (
+    select from turns where tenant_id = app_tenant() and conversation_id = @conversation_id::uuid and status in ('pending', 'running')));
 
 -- name: Turn :one
 select * from turns where tenant_id = app_tenant() and id = @id;

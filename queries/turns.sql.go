@@ -327,8 +327,11 @@ func (q *Queries) InsertPermissionRequest(ctx context.Context, arg InsertPermiss
 }
 
 const insertTurn = `-- name: InsertTurn :one
-insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since)
-values (app_tenant(), $1, $2, $3, $4, $5, $6, $7, 'user', $8, $9, $10, $11, now())
+insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since,
+    status, attempts, started_at, prompt_sent_at)
+select app_tenant(), $1, $2, $3, $4, $5, $6, $7, 'user', $8, $9, $10, $11, now(),
+    case when it.is_sent then 'running' else 'pending' end, case when it.is_sent then 1 else 0 end, case when it.is_sent then now() end, case when it.is_sent then now() end
+from (select $12::bool as is_sent) it
 returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
@@ -344,8 +347,10 @@ type InsertTurnParams struct {
 	Source          string
 	CredentialID    *uuid.UUID
 	WaitingFor      string
+	Sent            bool
 }
 
+// sent: it begins as it is made, and its prompt is sent right away, and never again.
 func (q *Queries) InsertTurn(ctx context.Context, arg InsertTurnParams) (Turn, error) {
 	row := q.db.QueryRow(ctx, insertTurn,
 		arg.ID,
@@ -359,6 +364,7 @@ func (q *Queries) InsertTurn(ctx context.Context, arg InsertTurnParams) (Turn, e
 		arg.Source,
 		arg.CredentialID,
 		arg.WaitingFor,
+		arg.Sent,
 	)
 	var i Turn
 	err := row.Scan(
@@ -737,6 +743,17 @@ func (q *Queries) RenewOperation(ctx context.Context, arg RenewOperationParams) 
 	var interrupt_asked bool
 	err := row.Scan(&interrupt_asked)
 	return interrupt_asked, err
+}
+
+const requireNoOpenTurn = `-- name: RequireNoOpenTurn :exec
+select fence('idle', not exists (
+    select from turns where tenant_id = app_tenant() and conversation_id = $1::uuid and status in ('pending', 'running')))
+`
+
+// Refuses the transaction (db.Fenced: idle) when a turn of the conversation waits or runs.
+func (q *Queries) RequireNoOpenTurn(ctx context.Context, conversationID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, requireNoOpenTurn, conversationID)
+	return err
 }
 
 const resolvePermissionRequests = `-- name: ResolvePermissionRequests :many

@@ -268,7 +268,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	s.agents = agent.NewService(b.db, cfg.SandboxProviders)
 	s.inference = inference.NewService(b.db, b.keys, allow)
 	// An environment's change concerns the workspaces, which are made from environments: the hook is filled below.
-	s.environments = environment.NewService(b.db, b.keys, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) (func(), error) {
+	s.environments = environment.NewService(b.db, b.keys, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) error {
 		return s.workspaces.EnvironmentChanged(ctx, tx, tenantID, id, changed)
 	})
 	s.operations = operation.NewRunner(b.db, s.host, log)
@@ -276,7 +276,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		Host: s.host, URL: url, Instance: instance(b.master), Providers: map[string]sandbox.Provider{s.provider.Name(): s.provider}, Default: cfg.SandboxProvider,
 		Egress: s.broker, Limits: limits, Quotas: defaults, Fleet: cfg.FleetMachines, Log: log,
 		Mounts: func(context.Context) ([]sandbox.Mount, error) { return runtime.Mounts(runtimes), nil },
-	}, func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) (func(), error) {
+	}, func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) error {
 		return s.workspaces.MachineChanged(ctx, tx, tenantID, workspaceID)
 	})
 	b.cleanup(func(context.Context) { s.machines.Close() })

@@ -41,11 +41,6 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	if p, err := t.here(ctx); p != nil || err != nil {
 		return p, err
 	}
-	if t.op.opened != nil {
-		if err := t.load(ctx); err != nil {
-			return nil, err
-		}
-	}
 	up, err := t.machine(ctx)
 	if err != nil {
 		return nil, err
@@ -117,26 +112,24 @@ func (t *turn) here(ctx context.Context) (*process, error) {
 	if err != nil || t.moved || a == nil || !a.Session || p == nil || p.execID != a.ExecID.String() {
 		return nil, err
 	}
-	if t.op.opened == nil { // else it was checked as the turn was opened, just now
-		if _, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c); err != nil {
-			return nil, err
-		}
+	if _, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c); err != nil {
+		return nil, err
 	}
 	return p, nil
 }
 
 // remask teaches the process's masks the workspace's secrets as they are now, beside what it knew. It waits for the database.
 // One that does not open has never been on a machine.
-func (t *turn) remask(ctx context.Context, p *process) {
+func (p *process) remask(ctx context.Context) {
 	var now []secret.Value
-	err := t.s.persist(ctx, func() (err error) {
-		now, err = t.s.o.Workspaces.Secrets(ctx, t.c.TenantID, t.c.WorkspaceID)
+	err := p.s.persist(ctx, func() (err error) {
+		now, err = p.s.o.Workspaces.Secrets(ctx, p.tenant, p.workspace)
 		return err
 	})
 	if err == nil {
 		p.redactor.Set(now)
 	} else if ctx.Err() == nil {
-		t.s.log.Warn("read a workspace's secrets", "conversation", t.c.ID, "error", err)
+		p.s.log.Warn("read a workspace's secrets", "conversation", p.id, "error", err)
 	}
 }
 

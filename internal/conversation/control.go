@@ -36,9 +36,7 @@ const (
 // withdrawn at once; one that runs is asked to stop, and is ended by a deadline whatever its agent does.
 func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUID, turnID *uuid.UUID) (Turn, error) {
 	var turn queries.Turn
-	var after announcements
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
-		after = nil
 		if _, err := s.lock(ctx, tx, actor, id); err != nil {
 			return err
 		}
@@ -50,7 +48,7 @@ func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUI
 			turn, err = s.withdraw(ctx, tx, target, ByWithdrawal)
 		} else {
 			turn, err = tx.AskInterrupt(ctx, target.ID)
-			after.add(func() { s.interrupt(target.ID) })
+			tx.OnCommit(func() { s.interrupt(target.ID) })
 		}
 		if err != nil {
 			return err
@@ -58,12 +56,11 @@ func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUI
 		if err := audit.Write(ctx, tx, actor, audit.ConversationInterrupt, resource, id); err != nil {
 			return err
 		}
-		return s.tell(ctx, tx, actor.TenantID, id, &after)
+		return s.tell(ctx, tx, actor.TenantID, id)
 	})
 	if err != nil {
 		return Turn{}, fmt.Errorf("interrupt: %w", err)
 	}
-	after.run()
 	s.kick(actor.TenantID, id)
 	return viewTurn(turn)
 }
@@ -118,9 +115,7 @@ func (s *Service) Delete(ctx context.Context, actor tenant.Actor, id uuid.UUID) 
 }
 
 func (s *Service) end(ctx context.Context, actor tenant.Actor, id uuid.UUID, action audit.Action, also func(db.Tx) error) error {
-	var after announcements
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
-		after = nil
 		c, err := s.lock(ctx, tx, actor, id)
 		if err != nil {
 			return err
@@ -133,18 +128,17 @@ func (s *Service) end(ctx context.Context, actor tenant.Actor, id uuid.UUID, act
 		if err := audit.Write(ctx, tx, actor, action, resource, id); err != nil {
 			return err
 		}
-		return s.terminate(ctx, tx, actor, c, &after)
+		return s.terminate(ctx, tx, actor, c)
 	})
 	if err != nil {
 		return err
 	}
-	after.run()
 	s.kick(actor.TenantID, id)
 	return nil
 }
 
 // terminate ends a locked conversation. What remains on its machine is the work of an operation, which outlives us.
-func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, after *announcements) error {
+func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation) error {
 	n, err := tx.TerminateConversation(ctx, c.ID)
 	if err != nil || n == 0 {
 		return err
@@ -160,37 +154,33 @@ func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c
 		} else {
 			running = true
 			_, err = tx.AskInterrupt(ctx, t.ID)
-			after.add(func() { s.interrupt(t.ID) })
+			tx.OnCommit(func() { s.interrupt(t.ID) })
 		}
 		if err != nil {
 			return err
 		}
 	}
 	if !running { // else the turn's own end is the transcript's last row
-		pending, err := s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "terminate", State: "done"}})
-		if err != nil {
+		if err := s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "terminate", State: "done"}}); err != nil {
 			return err
 		}
-		after.add(pending.Announce)
 	}
 	if err := identity.RevokeSandboxKeys(ctx, tx, actor, c.ID); err != nil {
 		return err
 	}
-	return s.finish(ctx, tx, c, after)
+	return s.finish(ctx, tx, c)
 }
 
 // finish leaves the cleaning up after a conversation that ended to an operation of its own. A workspace of its own ends
 // with it.
-func (s *Service) finish(ctx context.Context, tx db.Tx, c queries.Conversation, after *announcements) error {
+func (s *Service) finish(ctx context.Context, tx db.Tx, c queries.Conversation) error {
 	if err := tx.InsertEndOperation(ctx, queries.InsertEndOperationParams{ID: uuid.Must(uuid.NewV7()), WorkspaceID: c.WorkspaceID, ConversationID: c.ID}); err != nil {
 		return err
 	}
-	announce, err := s.o.Workspaces.EndImplicitTx(ctx, tx, c.TenantID, c.WorkspaceID)
-	if err != nil {
+	if err := s.o.Workspaces.EndImplicitTx(ctx, tx, c.TenantID, c.WorkspaceID); err != nil {
 		return err
 	}
-	after.add(announce)
-	return s.tell(ctx, tx, c.TenantID, c.ID, after)
+	return s.tell(ctx, tx, c.TenantID, c.ID)
 }
 
 // PatchInput is what people change of a conversation. A field that is nil stays.
@@ -213,9 +203,7 @@ func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, i
 	if err := v.Err(); err != nil {
 		return Conversation{}, err
 	}
-	var after announcements
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
-		after = nil
 		c, err := s.lock(ctx, tx, actor, id)
 		if err != nil {
 			return err
@@ -246,12 +234,11 @@ func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, i
 		if err := audit.Write(ctx, tx, actor, audit.ConversationUpdate, resource, id, changed...); err != nil {
 			return err
 		}
-		return s.tell(ctx, tx, actor.TenantID, id, &after)
+		return s.tell(ctx, tx, actor.TenantID, id)
 	})
 	if err != nil {
 		return Conversation{}, fmt.Errorf("change a conversation: %w", err)
 	}
-	after.run()
 	return s.show(ctx, actor.TenantID, id)
 }
 

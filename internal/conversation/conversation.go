@@ -82,21 +82,6 @@ func New(d *db.DB, o Options) *Service {
 // as their Occupants. It comes before everything else.
 func (s *Service) UseWorkspaces(w *workspace.Service) { s.o.Workspaces = w }
 
-// announcements are what a transaction has to tell once it is committed.
-type announcements []func()
-
-func (a *announcements) add(fn func()) {
-	if fn != nil {
-		*a = append(*a, fn)
-	}
-}
-
-func (a announcements) run() {
-	for _, fn := range a {
-		fn()
-	}
-}
-
 // lock reads and locks a conversation that the actor may reach.
 func (s *Service) lock(ctx context.Context, tx db.Tx, actor tenant.Actor, id uuid.UUID) (queries.Conversation, error) {
 	c, err := tx.LockConversation(ctx, id)
@@ -130,10 +115,6 @@ func (s *Service) show(ctx context.Context, tenantID, id uuid.UUID) (Conversatio
 
 // tell puts a conversation's state, as the transaction leaves it, on the account's stream. It comes last: the account's
 // counter stays locked until the commit.
-func (s *Service) tell(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, after *announcements) error {
-	pending, err := s.o.Account.ConversationTx(ctx, tx, tenantID, id)
-	if err == nil {
-		after.add(pending.Announce)
-	}
-	return err
+func (s *Service) tell(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
+	return s.o.Account.ConversationTx(ctx, tx, tenantID, id)
 }

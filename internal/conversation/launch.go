@@ -74,15 +74,12 @@ func (s *Service) Create(ctx context.Context, actor tenant.Actor, in CreateInput
 		return Conversation{}, err
 	}
 	id := uuid.Must(uuid.NewV7())
-	var after announcements
 	err = s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
-		after = nil
-		return s.create(ctx, tx, actor, id, l, &after)
+		return s.create(ctx, tx, actor, id, l)
 	})
 	if err != nil {
 		return Conversation{}, fmt.Errorf("create a conversation: %w", err)
 	}
-	after.run()
 	return s.show(ctx, actor.TenantID, id)
 }
 
@@ -173,12 +170,12 @@ func (s *Service) bind(ctx context.Context, actor tenant.Actor, l *launch) error
 	return nil
 }
 
-func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, id uuid.UUID, l launch, after *announcements) error {
+func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, id uuid.UUID, l launch) error {
 	parent, err := parentOf(ctx, tx, actor)
 	if err != nil {
 		return err
 	}
-	place, err := s.place(ctx, tx, actor, l, after)
+	place, err := s.place(ctx, tx, actor, l)
 	if err != nil {
 		return err
 	}
@@ -217,13 +214,13 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, id u
 		return err
 	}
 	if l.prompt == nil {
-		return s.tell(ctx, tx, actor.TenantID, id, after)
+		return s.tell(ctx, tx, actor.TenantID, id)
 	}
 	c, err := tx.LockConversation(ctx, id)
 	if err != nil {
 		return err
 	}
-	_, err = s.accept(ctx, tx, actor, c, *l.prompt, true, after)
+	_, err = s.accept(ctx, tx, actor, c, *l.prompt)
 	return err
 }
 
@@ -234,7 +231,7 @@ type place struct {
 }
 
 // place finds the workspace that the launch names, or makes one of its own.
-func (s *Service) place(ctx context.Context, tx db.Tx, actor tenant.Actor, l launch, after *announcements) (place, error) {
+func (s *Service) place(ctx context.Context, tx db.Tx, actor tenant.Actor, l launch) (place, error) {
 	if l.in.WorkspaceID != nil {
 		return s.named(ctx, tx, l)
 	}
@@ -253,11 +250,10 @@ func (s *Service) place(ctx context.Context, tx db.Tx, actor tenant.Actor, l lau
 	if l.agent.SandboxProvider != nil {
 		in.Provider = *l.agent.SandboxProvider
 	}
-	id, announce, err := s.o.Workspaces.CreateImplicitTx(ctx, tx, actor, in)
+	id, err := s.o.Workspaces.CreateImplicitTx(ctx, tx, actor, in)
 	if err != nil {
 		return place{}, err
 	}
-	after.add(announce)
 	return place{workspace: id, mounts: mounts}, nil
 }
 

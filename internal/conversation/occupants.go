@@ -34,9 +34,7 @@ func (s *Service) TerminateAll(ctx context.Context, actor tenant.Actor, workspac
 		return fmt.Errorf("list live conversations: %w", err)
 	}
 	for _, c := range live {
-		var after announcements
 		err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
-			after = nil
 			c, err := tx.LockConversationAlways(ctx, c.ID)
 			if err != nil {
 				return err
@@ -44,12 +42,11 @@ func (s *Service) TerminateAll(ctx context.Context, actor tenant.Actor, workspac
 			if err := audit.Write(ctx, tx, actor, audit.ConversationTerminate, resource, c.ID); err != nil {
 				return err
 			}
-			return s.terminate(ctx, tx, actor, c, &after)
+			return s.terminate(ctx, tx, actor, c)
 		})
 		if err != nil {
 			return fmt.Errorf("terminate conversation %s: %w", c.ID, err)
 		}
-		after.run()
 		s.kick(actor.TenantID, c.ID)
 	}
 	return nil

@@ -97,11 +97,18 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 	if err := in.validate(); err != nil {
 		return Turn{}, err
 	}
+	if p := s.ready(id); p != nil && p.tenant == actor.TenantID {
+		turn, err := p.hand(ctx, actor, in)
+		if err == nil {
+			return viewTurn(turn)
+		}
+		if !errors.Is(err, errNotIdle) {
+			return Turn{}, fmt.Errorf("prompt: %w", err)
+		}
+	}
 	var turn queries.Turn
 	var ahead int
-	var after announcements
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
-		after = nil
 		c, err := s.lock(ctx, tx, actor, id)
 		if err != nil {
 			return err
@@ -120,13 +127,12 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 		if err := checkBusy(open, in.Queue); err != nil {
 			return err
 		}
-		turn, err = s.accept(ctx, tx, actor, c, in, ahead == 0, &after)
+		turn, err = s.accept(ctx, tx, actor, c, in)
 		return err
 	})
 	if err != nil {
 		return Turn{}, fmt.Errorf("prompt: %w", err)
 	}
-	after.run()
 	v, err := viewTurn(turn)
 	v.QueuePosition = ahead
 	return v, err
@@ -152,52 +158,58 @@ func checkBusy(open []queries.Turn, queue bool) error {
 	return nil
 }
 
-// accept opens a turn of a locked conversation; first: no other is open. The quota's row and then the account's counter are
-// locked last, as everywhere.
-func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput, first bool, after *announcements) (queries.Turn, error) {
+// accept opens a turn of a locked conversation, which waits for whoever claims it. The quota's row and then the account's
+// counter are locked last, as everywhere.
+func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput) (queries.Turn, error) {
+	turn, op, err := s.insert(ctx, tx, actor, c, in, false)
+	if err != nil {
+		return queries.Turn{}, err
+	}
+	if err := quota.TakePrompt(ctx, tx, c.TenantID, s.o.Quotas); err != nil {
+		return queries.Turn{}, err
+	}
+	tx.OnCommit(func() { s.open(db.Ref{TenantID: c.TenantID, ID: op.ID}, nil) })
+	return turn, s.tell(ctx, tx, c.TenantID, c.ID)
+}
+
+// insert adds a turn with its operation. sent: it begins as it is made, its prompt is sent once that is committed, and its
+// operation is ours.
+func (s *Service) insert(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput, sent bool) (queries.Turn, queries.Operation, error) {
 	images := make([]image, len(in.Images))
 	for i, img := range in.Images {
 		images[i] = image{MediaType: img.MediaType, Data: img.Data}
 	}
 	stored, err := json.Marshal(images)
 	if err != nil {
-		return queries.Turn{}, err
+		return queries.Turn{}, queries.Operation{}, err
 	}
 	p := queries.InsertTurnParams{ID: uuid.Must(uuid.NewV7()), ConversationID: c.ID, TurnNumber: c.TurnCount + 1, Prompt: in.Prompt, AskedBy: actor.By(), Images: stored,
-		ClientRequestID: in.ClientRequestID, Model: c.Model, WaitingFor: ForQueue, CredentialID: c.InferenceCredentialID}
+		ClientRequestID: in.ClientRequestID, Model: c.Model, WaitingFor: ForQueue, CredentialID: c.InferenceCredentialID, Sent: sent}
+	count := queries.CountTurnParams{ID: c.ID, TurnNumber: p.TurnNumber, Title: c.Title, Status: c.Status}
+	op := queries.Operation{TenantID: c.TenantID, ID: uuid.Must(uuid.NewV7()), Kind: "turn", WorkspaceID: &c.WorkspaceID, ConversationID: &c.ID, TurnID: &p.ID}
+	if sent {
+		p.WaitingFor, count.Status = ForModel, Running
+		op.Owner, op.Epoch = &s.o.Owner, 1
+	}
 	if c.InferenceCredentialID != nil {
 		p.Source = sourceOwn
 	}
+	if count.Title == "" {
+		count.Title = titleOf(in.Prompt)
+	}
 	turn, err := tx.InsertTurn(ctx, p)
 	if err != nil {
-		return queries.Turn{}, err
+		return queries.Turn{}, queries.Operation{}, err
 	}
-	title := c.Title
-	if title == "" {
-		title = titleOf(in.Prompt)
+	if err := tx.CountTurn(ctx, count); err != nil {
+		return queries.Turn{}, queries.Operation{}, err
 	}
-	if err := tx.CountTurn(ctx, queries.CountTurnParams{ID: c.ID, TurnNumber: turn.TurnNumber, Title: title}); err != nil {
-		return queries.Turn{}, err
+	err = tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: op.ID, WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID,
+		Owner: op.Owner, Lease: lease.Seconds()})
+	if err != nil {
+		return queries.Turn{}, queries.Operation{}, err
 	}
-	op := queries.Operation{TenantID: c.TenantID, ID: uuid.Must(uuid.NewV7()), Kind: "turn", WorkspaceID: &c.WorkspaceID, ConversationID: &c.ID, TurnID: &turn.ID}
-	if first && s.ready(c.ID) != nil {
-		op.Owner, op.Epoch = &s.o.Owner, 1 // its adapter is here, and nothing is before it
-	}
-	if err := tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: op.ID, WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID,
-		Owner: op.Owner, Lease: lease.Seconds()}); err != nil {
-		return queries.Turn{}, err
-	}
-	if err := audit.Write(ctx, tx, actor, audit.ConversationPrompt, resource, c.ID); err != nil {
-		return queries.Turn{}, err
-	}
-	if err := quota.TakePrompt(ctx, tx, c.TenantID, s.o.Quotas); err != nil {
-		return queries.Turn{}, err
-	}
-	after.add(func() { s.open(opened{op, turn, c}) })
-	if op.Owner != nil {
-		return turn, nil // it begins now, and that is told
-	}
-	return turn, s.tell(ctx, tx, c.TenantID, c.ID, after)
+	return turn, op, audit.Write(ctx, tx, actor, audit.ConversationPrompt, resource, c.ID)
 }
 
 // sourceOwn says that the account's own key pays.

@@ -421,23 +421,21 @@ func (p *process) commit() error {
 		return nil // nothing to see; the place can wait
 	}
 	a := p.next()
-	pending, err := p.store(a, p.rows)
+	err := p.store(a, p.rows)
 	if unstorable(err) {
-		pending, err = p.store(a, p.instead(err))
+		err = p.store(a, p.instead(err))
 	}
 	if err != nil {
 		return err
 	}
-	pending.Announce()
 	p.first = false
 	p.stored(a)
 	return nil
 }
 
-func (p *process) store(a adapter, rows []transcript.Row) (pending transcript.Pending, err error) {
-	err = p.s.persist(p.ctx, func() error {
+func (p *process) store(a adapter, rows []transcript.Row) error {
+	err := p.s.persist(p.ctx, func() error {
 		return p.s.db.InTenant(p.ctx, p.tenant, func(tx db.Tx) error {
-			pending = transcript.Pending{}
 			if err := p.save(p.ctx, tx, a); err != nil {
 				return err
 			}
@@ -449,12 +447,10 @@ func (p *process) store(a adapter, rows []transcript.Row) (pending transcript.Pe
 			if len(rows) == 0 {
 				return nil
 			}
-			var err error
-			pending, err = p.s.o.Writer.AppendTx(p.ctx, tx, p.tenant, p.id, rows...)
-			return err
+			return p.s.o.Writer.AppendTx(p.ctx, tx, p.tenant, p.id, rows...)
 		})
 	})
-	return pending, p.saved(p.ctx, a, err)
+	return p.saved(p.ctx, a, err)
 }
 
 // unstorable tells that PostgreSQL refuses the data themselves, so that trying again cannot help.
@@ -515,6 +511,7 @@ func (p *process) saved(ctx context.Context, a adapter, err error) error {
 	if now == nil || now.ExecID != a.ExecID || now.Rev != a.Rev {
 		return errFenced
 	}
+	p.s.o.Writer.Announce(p.tenant, p.id)
 	return nil
 }
 
@@ -630,18 +627,15 @@ func (p *process) retitle(title string) {
 	if title == "" {
 		return
 	}
-	var after announcements
 	err := p.s.db.InTenant(p.ctx, p.tenant, func(tx db.Tx) error {
-		after = nil
 		n, err := tx.TitleByAgent(p.ctx, title, p.id)
 		if err != nil || n == 0 {
 			return err
 		}
-		return p.s.tell(p.ctx, tx, p.tenant, p.id, &after)
+		return p.s.tell(p.ctx, tx, p.tenant, p.id)
 	})
 	if err != nil {
 		p.s.log.Warn("take over an agent's title", "conversation", p.id, "error", err)
 		return
 	}
-	after.run()
 }

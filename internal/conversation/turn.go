@@ -10,6 +10,7 @@ import (
 	"time"
 
 	sdk "github.com/coder/acp-go-sdk"
+	"github.com/google/uuid"
 
 	"managoat/db"
 	"managoat/internal/acp"
@@ -63,6 +64,10 @@ var (
 
 // runTurn is the operation behind a turn.
 func (s *Service) runTurn(ctx context.Context, op *operation) error {
+	if op.sent != nil {
+		defer s.forgetTurn(op.sent.row.ID)
+		return op.sent.await(ctx, op.to)
+	}
 	t, err := s.loadTurn(ctx, op)
 	if err != nil {
 		return err
@@ -70,14 +75,8 @@ func (s *Service) runTurn(ctx context.Context, op *operation) error {
 	if t.row.Status != Pending && t.row.Status != Running {
 		return op.write(ctx, func(tx db.Tx) error { return op.endWith(ctx, tx, "done") })
 	}
-	s.mu.Lock()
-	s.turns[t.row.ID] = t.asked
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		delete(s.turns, t.row.ID)
-		s.mu.Unlock()
-	}()
+	s.keepTurn(t)
+	defer s.forgetTurn(t.row.ID)
 	if t.row.InterruptAsked != nil {
 		s.interrupt(t.row.ID)
 	}
@@ -87,34 +86,39 @@ func (s *Service) runTurn(ctx context.Context, op *operation) error {
 	return t.drive(ctx)
 }
 
-// loadTurn reads what a turn needs. One whose adapter runs here was opened a moment ago, and needs no more than that.
+// keepTurn has interrupts find a turn.
+func (s *Service) keepTurn(t *turn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.turns[t.row.ID] = t.asked
+}
+
+func (s *Service) forgetTurn(id uuid.UUID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.turns, id)
+}
+
+func (s *Service) newTurn(op *operation) *turn {
+	return &turn{s: s, op: op, asked: make(chan struct{}), done: make(chan struct{})}
+}
+
+// loadTurn reads the turn, its conversation and its agent.
 func (s *Service) loadTurn(ctx context.Context, op *operation) (*turn, error) {
-	t := &turn{s: s, op: op, asked: make(chan struct{}), done: make(chan struct{})}
-	if op.opened != nil {
-		t.row, t.c = op.opened.turn, op.opened.conversation
-	} else if err := t.load(ctx); err != nil {
-		return nil, err
+	row, err := s.db.Tenant(op.row.TenantID).TurnToRun(ctx, *op.row.TurnID)
+	if err != nil {
+		return nil, fmt.Errorf("read turn %s: %w", *op.row.TurnID, err)
 	}
-	t.begun = t.row.Status == Running
+	t := s.newTurn(op)
+	t.row, t.c, t.begun = row.Turn, row.Conversation, row.Turn.Status == Running
+	if err := json.Unmarshal(row.Agent, &t.agent); err != nil {
+		return nil, fmt.Errorf("read the agent of turn %s: %w", t.row.ID, err)
+	}
 	var ok bool
 	if t.runtime, ok = runtime.Get(t.c.Runtime); !ok {
 		return nil, fmt.Errorf("conversation %s has the runtime %q, which this server does not know", t.c.ID, t.c.Runtime)
 	}
 	return t, nil
-}
-
-// load reads the turn, its conversation and its agent as they are now.
-func (t *turn) load(ctx context.Context) error {
-	row, err := t.s.db.Tenant(t.op.row.TenantID).TurnToRun(ctx, *t.op.row.TurnID)
-	if err != nil {
-		return fmt.Errorf("read turn %s: %w", *t.op.row.TurnID, err)
-	}
-	t.row, t.c = row.Turn, row.Conversation
-	if err := json.Unmarshal(row.Agent, &t.agent); err != nil {
-		return fmt.Errorf("read the agent of turn %s: %w", t.row.ID, err)
-	}
-	t.op.opened = nil
-	return nil
 }
 
 // begin makes a turn that waited run, and shows its prompt and what it waits for now. One whose adapter is there begins with
@@ -123,40 +127,40 @@ func (t *turn) begin(ctx context.Context, waitingFor string) error {
 	if t.begun {
 		return nil
 	}
-	var after announcements
 	err := t.op.write(ctx, func(tx db.Tx) error {
-		after = nil
-		return t.beginTx(ctx, tx, waitingFor, false, &after)
+		return t.beginTx(ctx, tx, waitingFor, false)
 	})
 	if err == nil {
 		t.begun = true
-		after.run()
 	}
 	return err
 }
 
 // beginTx is begin in a transaction of the operation; with sent, its prompt is sent once that is committed.
-func (t *turn) beginTx(ctx context.Context, tx db.Tx, waitingFor string, sent bool, after *announcements) error {
+func (t *turn) beginTx(ctx context.Context, tx db.Tx, waitingFor string, sent bool) error {
 	if err := tx.StartTurn(ctx, queries.StartTurnParams{ID: t.row.ID, WaitingFor: waitingFor, Sent: sent}); err != nil {
 		return err
 	}
 	if err := tx.SetConversationStatus(ctx, Running, t.c.ID); err != nil {
 		return err
 	}
+	if err := t.showTx(ctx, tx); err != nil {
+		return err
+	}
+	return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID)
+}
+
+// showTx shows the prompt of a turn that begins.
+func (t *turn) showTx(ctx context.Context, tx db.Tx) error {
 	var images []image
 	if err := json.Unmarshal(t.row.Images, &images); err != nil {
 		return err
 	}
-	pending, err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, transcript.Row{Type: transcript.Prompt, TurnID: &t.row.ID,
-		Body: transcript.PromptBody{TurnNumber: int(t.row.TurnNumber), Text: t.row.Prompt, Images: len(images), By: t.row.AskedBy}})
-	if err != nil {
+	if err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, transcript.Row{Type: transcript.Prompt, TurnID: &t.row.ID,
+		Body: transcript.PromptBody{TurnNumber: int(t.row.TurnNumber), Text: t.row.Prompt, Images: len(images), By: t.row.AskedBy}}); err != nil {
 		return err
 	}
-	after.add(pending.Announce)
-	if err := workspace.Touch(ctx, tx, t.c.WorkspaceID); err != nil {
-		return err
-	}
-	return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, after)
+	return workspace.Touch(ctx, tx, t.c.WorkspaceID)
 }
 
 // write is the operation's, of a turn that has begun: whatever is shown of it comes behind its prompt.
@@ -248,16 +252,15 @@ func (t *turn) send(ctx context.Context, p *process) error {
 	default:
 	}
 	id := p.peer.NextID()
-	var after announcements
 	var remasked sync.WaitGroup
-	remasked.Go(func() { t.remask(ctx, p) })
+	remasked.Go(func() { p.remask(ctx) })
 	ok := p.do(ctx, func() {
 		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.TurnID, a.Prompt = &t.row.ID, id }, func(tx db.Tx) error {
 			if err := tx.RequireMachine(ctx, t.c.WorkspaceID, p.machine); err != nil {
 				return err
 			}
-			if after = nil; !t.begun {
-				return t.beginTx(ctx, tx, ForModel, true, &after)
+			if !t.begun {
+				return t.beginTx(ctx, tx, ForModel, true)
 			}
 			n, err := tx.PromptSent(ctx, t.row.ID)
 			if err == nil && n == 0 {
@@ -285,7 +288,6 @@ func (t *turn) send(ctx context.Context, p *process) error {
 		t.s.log.Warn("a prompt was not taken by an agent", "conversation", t.c.ID, "turn", t.row.ID, "error", err)
 		p.do(ctx, func() { p.unread(err) })
 	}
-	after.run()
 	return nil
 }
 
@@ -470,18 +472,15 @@ func (t *turn) settle(ctx context.Context, e ending, with *commitOf) error {
 		t.s.o.Ledger.Await(wait, t.c.TenantID, t.c.ID, e.output)
 		cancel()
 	}
-	var after announcements
 	err := t.write(ctx, func(tx db.Tx) error {
-		after = nil
-		return t.settleTx(ctx, tx, e, with, &after)
+		return t.settleTx(ctx, tx, e, with)
 	})
 	if err == nil {
-		after.run()
 	}
 	return err
 }
 
-func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf, after *announcements) error {
+func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf) error {
 	c, err := tx.LockConversationAlways(ctx, t.c.ID)
 	if err != nil {
 		return err
@@ -524,11 +523,9 @@ func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf,
 		rows = append(rows, transcript.Row{Type: transcript.PermissionResolved, TurnID: &t.row.ID, Body: transcript.PermissionResolvedBody{RequestID: r.ID.String(), Outcome: cancelled, By: "system"}})
 	}
 	rows = append(rows, t.lastRows(e, use, now)...)
-	pending, err := t.s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, rows...)
-	if err != nil {
+	if err := t.s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, rows...); err != nil {
 		return err
 	}
-	after.add(pending.Announce)
 	if _, err := tx.EndTurn(ctx, end); err != nil { // after the rows: it counts the tool calls
 		return err
 	}
@@ -544,17 +541,17 @@ func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf,
 			return err
 		}
 		if w.Implicit {
-			return t.failConversation(ctx, tx, c, end.Error, after)
+			return t.failConversation(ctx, tx, c, end.Error)
 		}
 	}
 	if err := tx.SetConversationStatus(ctx, Idle, c.ID); err != nil {
 		return err
 	}
-	return t.s.tell(ctx, tx, c.TenantID, c.ID, after)
+	return t.s.tell(ctx, tx, c.TenantID, c.ID)
 }
 
 // failConversation ends a conversation whose own machine can never take a turn, and the turns that wait in it.
-func (t *turn) failConversation(ctx context.Context, tx db.Tx, c queries.Conversation, problem json.RawMessage, after *announcements) error {
+func (t *turn) failConversation(ctx context.Context, tx db.Tx, c queries.Conversation, problem json.RawMessage) error {
 	if _, err := tx.FailConversation(ctx, problem, c.ID); err != nil {
 		return err
 	}
@@ -570,7 +567,7 @@ func (t *turn) failConversation(ctx context.Context, tx db.Tx, c queries.Convers
 			return err
 		}
 	}
-	return t.s.finish(ctx, tx, c, after)
+	return t.s.finish(ctx, tx, c)
 }
 
 // lastRows are the rows of a turn's end. The last one is always its stage.
@@ -643,7 +640,6 @@ func (t *turn) waits(ctx context.Context, reason, detail string) {
 	if detail != "" {
 		what += ":" + detail
 	}
-	var after announcements
 	if !t.begun {
 		if err := t.begin(ctx, what); err != nil && !errors.Is(err, errWithdrawn) && ctx.Err() == nil {
 			t.s.log.Warn("begin a turn", "turn", t.row.ID, "error", err)
@@ -651,11 +647,10 @@ func (t *turn) waits(ctx context.Context, reason, detail string) {
 		return
 	}
 	err := t.op.write(ctx, func(tx db.Tx) error {
-		after = nil
 		if err := tx.TurnWaits(ctx, what, t.row.ID); err != nil {
 			return err
 		}
-		return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID, &after)
+		return t.s.tell(ctx, tx, t.c.TenantID, t.c.ID)
 	})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -663,7 +658,6 @@ func (t *turn) waits(ctx context.Context, reason, detail string) {
 		}
 		return
 	}
-	after.run()
 }
 
 func splitWaiting(s string) (reason, detail string) {
@@ -686,16 +680,8 @@ func (t *turn) notice(ctx context.Context, code, text string) {
 }
 
 func (t *turn) append(ctx context.Context, rows ...transcript.Row) {
-	var pending transcript.Pending
-	err := t.write(ctx, func(tx db.Tx) (err error) {
-		pending, err = t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, rows...)
-		return err
-	})
-	if err != nil {
-		if ctx.Err() == nil {
-			t.s.log.Warn("append to a transcript", "conversation", t.c.ID, "error", err)
-		}
-		return
+	err := t.write(ctx, func(tx db.Tx) error { return t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, rows...) })
+	if err != nil && ctx.Err() == nil {
+		t.s.log.Warn("append to a transcript", "conversation", t.c.ID, "error", err)
 	}
-	pending.Announce()
 }

@@ -36,7 +36,7 @@ var (
 type worker struct {
 	mu      sync.Mutex
 	kicked  map[db.Ref]struct{}    // conversations with new work
-	opened  []opened               // operations of turns that were just made, by us
+	opened  []opened               // turns that were just made
 	active  map[uuid.UUID]struct{} // operations that run here
 	signal  chan struct{}
 	running sync.WaitGroup
@@ -54,18 +54,17 @@ func (s *Service) kick(tenantID, conversationID uuid.UUID) {
 	s.work.wake()
 }
 
-// opened is a turn that was just made: its operation, which is ours already where it has an owner, and the rows as they
-// were made.
+// opened is the operation of a turn that was just made, and where its agent has the prompt already, with all that is known
+// of it.
 type opened struct {
-	operation    queries.Operation
-	turn         queries.Turn
-	conversation queries.Conversation
+	ref  db.Ref
+	sent *operation
 }
 
-// open hands over a turn that was just made. It never waits.
-func (s *Service) open(o opened) {
+// open has a turn that was just made begin, or be seen to its end. It never waits.
+func (s *Service) open(ref db.Ref, sent *operation) {
 	s.work.mu.Lock()
-	s.work.opened = append(s.work.opened, o)
+	s.work.opened = append(s.work.opened, opened{ref, sent})
 	s.work.mu.Unlock()
 	s.work.wake()
 }
@@ -94,11 +93,10 @@ func (s *Service) Run(ctx context.Context) error {
 		case <-s.work.signal:
 			kicked, opened := s.work.take()
 			for _, o := range opened {
-				ref := db.Ref{TenantID: o.operation.TenantID, ID: o.operation.ID}
-				if o.operation.Owner != nil {
-					s.start(ctx, ref, func() (*operation, error) { return &operation{s: s, row: o.operation, opened: &o}, nil })
+				if o.sent != nil {
+					s.start(ctx, o.ref, func() (*operation, error) { return o.sent, nil })
 				} else {
-					s.claim(ctx, ref, false)
+					s.claim(ctx, o.ref, false)
 				}
 			}
 			for _, ref := range kicked {
@@ -197,9 +195,10 @@ func (s *Service) start(ctx context.Context, ref db.Ref, take func() (*operation
 
 // operation is one that we own.
 type operation struct {
-	s      *Service
-	row    queries.Operation
-	opened *opened // its turn's rows, when it was ours as it was made
+	s    *Service
+	row  queries.Operation
+	sent *turn    // whose prompt was sent as it was made, to
+	to   *process // this agent
 
 	mu    sync.Mutex // held over a write: a lease is not renewed between an end's commit and our knowing of it
 	ended bool

@@ -31,8 +31,7 @@ type Environment struct {
 }
 
 // OnChange is told in the transaction of an update which of the BuiltFields changed; it is not called when none did.
-// What it returns is run after the commit (nil: nothing to run).
-type OnChange func(ctx context.Context, tx db.Tx, tenantID, environmentID uuid.UUID, changed []string) (announce func(), err error)
+type OnChange func(ctx context.Context, tx db.Tx, tenantID, environmentID uuid.UUID, changed []string) error
 
 // Service keeps the environments of every account.
 type Service struct {
@@ -44,7 +43,7 @@ type Service struct {
 // NewService makes the service. onChange may be nil.
 func NewService(d *db.DB, keys *secret.Keyring, onChange OnChange) *Service {
 	if onChange == nil {
-		onChange = func(context.Context, db.Tx, uuid.UUID, uuid.UUID, []string) (func(), error) { return nil, nil }
+		onChange = func(context.Context, db.Tx, uuid.UUID, uuid.UUID, []string) error { return nil }
 	}
 	return &Service{db: d, secrets: store.New(keys), onChange: onChange}
 }
@@ -103,7 +102,6 @@ func (s *Service) List(ctx context.Context, actor tenant.Actor, page input.Page)
 // from; OnChange hears of it.
 func (s *Service) Update(ctx context.Context, actor tenant.Actor, id uuid.UUID, edit func(*Input) error) (Environment, error) {
 	var e Environment
-	announce := func() {}
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
 		if err := lock(ctx, tx, id); err != nil {
 			return err
@@ -135,12 +133,8 @@ func (s *Service) Update(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 			return named(e.Name, err)
 		}
 		if built := ChangedFields(Digests(before), Digests(e)); len(built) > 0 {
-			after, err := s.onChange(ctx, tx, actor.TenantID, id, built)
-			if err != nil {
+			if err := s.onChange(ctx, tx, actor.TenantID, id, built); err != nil {
 				return err
-			}
-			if after != nil {
-				announce = after
 			}
 		}
 		return audit.Write(ctx, tx, actor, audit.EnvironmentUpdate, "environment", id, fields...)
@@ -148,7 +142,6 @@ func (s *Service) Update(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 	if err != nil {
 		return Environment{}, fmt.Errorf("update an environment: %w", err)
 	}
-	announce()
 	return e, nil
 }
 

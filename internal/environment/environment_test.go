@@ -297,7 +297,7 @@ func TestAnUpdateTellsWhichBuiltFieldsChanged(t *testing.T) {
 	var told [][]string
 	announced := 0
 	var refuse error
-	s := environment.NewService(d.DB, d.Keys, func(_ context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) (func(), error) {
+	s := environment.NewService(d.DB, d.Keys, func(_ context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) error {
 		if tenantID != a.TenantID {
 			t.Errorf("told of account %s", tenantID)
 		}
@@ -305,7 +305,8 @@ func TestAnUpdateTellsWhichBuiltFieldsChanged(t *testing.T) {
 			t.Errorf("the transaction does not see the environment: %v", err)
 		}
 		told = append(told, changed)
-		return func() { announced++ }, refuse
+		tx.OnCommit(func() { announced++ })
+		return refuse
 	})
 	in := named("node")
 	in.Packages.Apt = []string{"git", "curl"}

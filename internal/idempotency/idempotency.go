@@ -32,7 +32,8 @@ type Claim struct {
 	route    string
 	key      string
 	bodyHash []byte
-	taken    bool
+	within   db.Tx // that takes it
+	taken    bool  // and is committed
 }
 
 type claimKey struct{}
@@ -81,18 +82,13 @@ func unanswered() error {
 // Take uses the key of the context's claim inside the transaction that makes the change. No claim: nothing to do.
 func Take(ctx context.Context, tx db.Tx) error {
 	c, ok := ctx.Value(claimKey{}).(*Claim)
-	if !ok || c.taken {
+	if !ok || c.taken || c.within == tx {
 		return nil
 	}
-	n, err := tx.TakeIdempotencyKey(ctx, queries.TakeIdempotencyKeyParams{Route: c.route, Key: c.key, BodyHash: c.bodyHash, MaxAge: Retention.Seconds()})
-	if err != nil {
-		return err
-	}
-	if n == 0 {
-		return unanswered()
-	}
-	c.taken = true
-	return nil
+	c.within = tx
+	tx.Refused("idempotency", func(context.Context, *queries.Queries) error { return unanswered() })
+	tx.OnCommit(func() { c.taken = true })
+	return tx.TakeIdempotencyKey(ctx, queries.TakeIdempotencyKeyParams{Route: c.route, Key: c.key, BodyHash: c.bodyHash, MaxAge: Retention.Seconds()})
 }
 
 // Store keeps the answer of a request whose change was made. A refused request uses no key.

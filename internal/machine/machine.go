@@ -77,8 +77,8 @@ type Options struct {
 	Log *slog.Logger // nil: slog.Default()
 }
 
-// OnChange is told of every change of a machine in its transaction. What it returns is run after the commit.
-type OnChange func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) (announce func(), err error)
+// OnChange is told of every change of a machine in its transaction.
+type OnChange func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) error
 
 // Service runs the machines of one host.
 type Service struct {
@@ -100,7 +100,7 @@ func New(d *db.DB, o Options, onChange OnChange) *Service {
 		o.Mounts = func(context.Context) ([]sandbox.Mount, error) { return nil, nil }
 	}
 	if onChange == nil {
-		onChange = func(context.Context, db.Tx, uuid.UUID, uuid.UUID) (func(), error) { return nil, nil }
+		onChange = func(context.Context, db.Tx, uuid.UUID, uuid.UUID) error { return nil }
 	}
 	return &Service{db: d, o: o, log: o.Log, onChange: onChange, links: map[uuid.UUID]*link{}}
 }
@@ -166,21 +166,12 @@ func Plan(ctx context.Context, tx db.Tx, id, workspaceID uuid.UUID, provider str
 // told makes a write that changes a machine: how is one of the operation's ways to write. Who watches is told in the same
 // transaction, and woken after it.
 func (s *Service) told(ctx context.Context, h *operation.Held, how func(context.Context, func(db.Tx) error) error, fn func(db.Tx) error) error {
-	announce := func() {}
-	err := how(ctx, func(tx db.Tx) error {
+	return how(ctx, func(tx db.Tx) error {
 		if err := fn(tx); err != nil {
 			return err
 		}
-		after, err := s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
-		if after != nil {
-			announce = after
-		}
-		return err
+		return s.onChange(ctx, tx, h.TenantID, h.WorkspaceID)
 	})
-	if err == nil {
-		announce()
-	}
-	return err
 }
 
 func (s *Service) write(ctx context.Context, h *operation.Held, fn func(db.Tx) error) error {

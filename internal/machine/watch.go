@@ -170,7 +170,7 @@ func (s *Service) found(ctx context.Context, row queries.Machine, status Status,
 	if err != nil {
 		return err
 	}
-	changed, announce := false, func() {}
+	changed := false
 	err = s.db.InTenant(ctx, row.TenantID, func(tx db.Tx) error {
 		_, err := tx.MachineFoundAs(ctx, queries.MachineFoundAsParams{ID: row.ID, Status: string(status), Error: raw})
 		if db.NotFound(err) {
@@ -180,18 +180,13 @@ func (s *Service) found(ctx context.Context, row queries.Machine, status Status,
 			return err
 		}
 		changed = true
-		after, err := s.onChange(ctx, tx, row.TenantID, row.WorkspaceID)
-		if after != nil {
-			announce = after
-		}
-		return err
+		return s.onChange(ctx, tx, row.TenantID, row.WorkspaceID)
 	})
 	if err != nil || !changed {
 		return err
 	}
 	s.log.Warn("a machine was not as it was left", "machine", row.ID, "workspace", row.WorkspaceID, "was", row.Status, "is", status)
 	s.unlink(row.ID)
-	announce()
 	return s.o.Egress.RemoveMachine(ctx, row.ID)
 }
 
@@ -292,7 +287,6 @@ func (s *Service) down(ctx context.Context, p sandbox.Provider, info sandbox.Inf
 		if _, err := tx.ParkMachine(ctx, nil, id); err != nil {
 			return err
 		}
-		_, err = s.onChange(ctx, tx, tenantID, row.WorkspaceID)
-		return err
+		return s.onChange(ctx, tx, tenantID, row.WorkspaceID)
 	})
 }

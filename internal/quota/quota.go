@@ -28,17 +28,15 @@ type Defaults struct {
 	PromptsPerMinute int // prompts an account's conversations take in a minute, together
 }
 
-// TakePrompt uses one prompt of this minute, or refuses with quota_exceeded. Call it last in the transaction that
-// accepts the prompt.
+// TakePrompt uses one prompt of this minute, or has the transaction refused with quota_exceeded. Call it last in the
+// transaction that accepts the prompt.
 func TakePrompt(ctx context.Context, tx db.Tx, tenantID uuid.UUID, d Defaults) error {
-	_, err := tx.TakePrompt(ctx, int32(d.PromptsPerMinute))
-	if err == nil {
-		return nil
-	}
-	if !db.NotFound(err) {
-		return fmt.Errorf("take a prompt of account %s: %w", tenantID, err)
-	}
-	use, err := tx.QuotaUse(ctx)
+	tx.Refused("prompts", func(ctx context.Context, q *queries.Queries) error { return tooManyPrompts(ctx, q, tenantID, d) })
+	return tx.TakePrompt(ctx, int32(d.PromptsPerMinute))
+}
+
+func tooManyPrompts(ctx context.Context, q *queries.Queries, tenantID uuid.UUID, d Defaults) error {
+	use, err := q.QuotaUse(ctx)
 	if err != nil {
 		return fmt.Errorf("read the quotas of account %s: %w", tenantID, err)
 	}

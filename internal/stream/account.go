@@ -26,19 +26,6 @@ type Account struct{ hub *Hub }
 // NewAccount makes the writer.
 func NewAccount(h *Hub) *Account { return &Account{h} }
 
-// Pending is an event that was written in a caller's transaction.
-type Pending struct {
-	hub      *Hub
-	tenantID uuid.UUID
-}
-
-// Announce tells followers, once the transaction is committed.
-func (p Pending) Announce() {
-	if p.hub != nil {
-		p.hub.Account(p.tenantID)
-	}
-}
-
 // Event is what to write.
 type Event struct {
 	Name        string
@@ -48,28 +35,34 @@ type Event struct {
 }
 
 // AppendTx writes events in the caller's transaction, which keeps the account's counter locked until it ends: write
-// them last.
-func (a *Account) AppendTx(ctx context.Context, tx db.Tx, tenantID uuid.UUID, events ...Event) (Pending, error) {
+// them last. Followers are told once it is committed.
+func (a *Account) AppendTx(ctx context.Context, tx db.Tx, tenantID uuid.UUID, events ...Event) error {
 	for _, e := range events {
 		body, err := json.Marshal(e.Body)
 		if err != nil {
-			return Pending{}, fmt.Errorf("event %s: %w", e.Name, err)
+			return fmt.Errorf("event %s: %w", e.Name, err)
 		}
 		if err := tx.AppendTenantEvent(ctx, queries.AppendTenantEventParams{Name: e.Name, WorkspaceID: e.WorkspaceID, SetupID: e.SetupID, Body: transcript.Storable(body)}); err != nil {
-			return Pending{}, fmt.Errorf("write %s: %w", e.Name, err)
+			return fmt.Errorf("write %s: %w", e.Name, err)
 		}
 	}
-	return Pending{a.hub, tenantID}, nil
+	a.announce(tx, tenantID)
+	return nil
 }
 
 // ConversationTx writes conversation.status in the caller's transaction: {conversation_id, workspace_id, title, status,
 // turn_id, turn_number, turn_status, waiting_for}, the turn being the first that waits or runs; turn_id is null when none
 // does. It comes last, like every event.
-func (a *Account) ConversationTx(ctx context.Context, tx db.Tx, tenantID, conversationID uuid.UUID) (Pending, error) {
+func (a *Account) ConversationTx(ctx context.Context, tx db.Tx, tenantID, conversationID uuid.UUID) error {
 	if err := tx.AppendConversationStatus(ctx, conversationID); err != nil {
-		return Pending{}, fmt.Errorf("write %s: %w", ConversationStatus, err)
+		return fmt.Errorf("write %s: %w", ConversationStatus, err)
 	}
-	return Pending{a.hub, tenantID}, nil
+	a.announce(tx, tenantID)
+	return nil
+}
+
+func (a *Account) announce(tx db.Tx, tenantID uuid.UUID) {
+	tx.OnCommit(func() { a.hub.Account(tenantID) })
 }
 
 // BeginSetupTx drops the lines of a workspace's earlier setups.

@@ -543,8 +543,7 @@ func TestARowThatNobodyToldOfIsFoundByLooking(t *testing.T) {
 // untold commits a row and announces it to nobody.
 func untold(ctx context.Context, p *process, tenantID, id uuid.UUID) error {
 	return p.InTenant(ctx, tenantID, func(tx db.Tx) error {
-		_, err := p.writer.AppendTx(ctx, tx, tenantID, id, notice(0))
-		return err
+		return transcript.NewWriter(p.DB, nil).AppendTx(ctx, tx, tenantID, id, notice(0))
 	})
 }
 

@@ -325,13 +325,11 @@ func TestAStreamEndsWhenItsConversationHasEnded(t *testing.T) {
 				if err := tx.Exec(ctx, "update conversations set status = 'terminated' where id = $1", id); err != nil {
 					return err
 				}
-				_, err := p.writer.AppendTx(ctx, tx, tenantID, id, transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "terminate", State: "done"}})
-				return err
+				return p.writer.AppendTx(ctx, tx, tenantID, id, transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "terminate", State: "done"}})
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.hub.Conversation(tenantID, id)
 		case stream.End:
 			ended = true
 		}
@@ -350,15 +348,12 @@ func TestTheAccountsStreamResumesAndBeginsNowWithoutACursor(t *testing.T) {
 	defer cancel()
 	account := stream.NewAccount(p.hub)
 	write := func(n int) {
-		var pending stream.Pending
-		err := p.InTenant(ctx, tenantID, func(tx db.Tx) (err error) {
-			pending, err = account.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.WorkspaceStatus, Body: map[string]int{"n": n}})
-			return err
+		err := p.InTenant(ctx, tenantID, func(tx db.Tx) error {
+			return account.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.WorkspaceStatus, Body: map[string]int{"n": n}})
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		pending.Announce()
 	}
 	write(1)
 	write(2)

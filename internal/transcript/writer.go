@@ -28,53 +28,41 @@ func NewWriter(d *db.DB, notify Notifier) *Writer { return &Writer{d, notify} }
 
 // Append appends rows in a transaction of their own.
 func (w *Writer) Append(ctx context.Context, tenantID, conversationID uuid.UUID, rows ...Row) error {
-	var pending Pending
-	err := w.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
+	return w.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
 		// The conversation before its counter, as everybody does: its rows refer to it.
 		if _, err := tx.LockConversationAlways(ctx, conversationID); err != nil {
 			return fmt.Errorf("append to conversation %s: %w", conversationID, err)
 		}
-		var err error
-		pending, err = w.AppendTx(ctx, tx, tenantID, conversationID, rows...)
-		return err
+		return w.AppendTx(ctx, tx, tenantID, conversationID, rows...)
 	})
-	if err == nil {
-		pending.Announce()
-	}
-	return err
 }
 
-// Pending are rows that a caller wrote in a transaction of its own.
-type Pending struct {
-	notify                   Notifier
-	tenantID, conversationID uuid.UUID
-}
-
-// Announce tells followers.
-func (p Pending) Announce() {
-	if p.notify != nil {
-		p.notify.Conversation(p.tenantID, p.conversationID)
+// Announce tells followers to look.
+func (w *Writer) Announce(tenantID, conversationID uuid.UUID) {
+	if w.notify != nil {
+		w.notify.Conversation(tenantID, conversationID)
 	}
 }
 
-// AppendTx appends rows in the caller's transaction. Call Announce once it is committed. Who changes the conversation's own
-// row in the same transaction does that before.
-func (w *Writer) AppendTx(ctx context.Context, tx db.Tx, tenantID, conversationID uuid.UUID, rows ...Row) (Pending, error) {
+// AppendTx appends rows in the caller's transaction; followers are told once it is committed. Who changes the conversation's
+// own row in the same transaction does that before.
+func (w *Writer) AppendTx(ctx context.Context, tx db.Tx, tenantID, conversationID uuid.UUID, rows ...Row) error {
 	for _, r := range rows {
 		if r.Within != nil {
 			if err := r.Within(ctx, tx); err != nil {
-				return Pending{}, err
+				return err
 			}
 		}
 	}
 	c, err := encode(conversationID, rows)
 	if err != nil {
-		return Pending{}, err
+		return err
 	}
 	err = tx.AppendEvents(ctx, queries.AppendEventsParams{ConversationID: conversationID, N: int32(len(rows)),
 		TurnIds: c.turns, Types: c.types, Bodies: c.bodies, Raws: c.raws})
 	if err != nil {
-		return Pending{}, fmt.Errorf("append to conversation %s: %w", conversationID, err)
+		return fmt.Errorf("append to conversation %s: %w", conversationID, err)
 	}
-	return Pending{w.notify, tenantID, conversationID}, c.keep(ctx, tx)
+	tx.OnCommit(func() { w.Announce(tenantID, conversationID) })
+	return c.keep(ctx, tx)
 }

@@ -115,7 +115,7 @@ func TestTheOrderOfNumbersIsTheOrderOfCommits(t *testing.T) {
 	wrote, commit := make(chan struct{}), make(chan error)
 	go func() {
 		first <- d.InTenant(ctx, tenantID, func(tx db.Tx) error {
-			if _, err := w.AppendTx(ctx, tx, tenantID, id, note("first")); err != nil {
+			if err := w.AppendTx(ctx, tx, tenantID, id, note("first")); err != nil {
 				return err
 			}
 			if err := tx.Exec(ctx, "select 1"); err != nil { // sends the row too
@@ -141,7 +141,7 @@ func TestTheOrderOfNumbersIsTheOrderOfCommits(t *testing.T) {
 	}
 	boom := errors.New("boom")
 	err := d.InTenant(ctx, tenantID, func(tx db.Tx) error {
-		if _, err := w.AppendTx(ctx, tx, tenantID, id, note("never")); err != nil {
+		if err := w.AppendTx(ctx, tx, tenantID, id, note("never")); err != nil {
 			return err
 		}
 		return boom
@@ -178,8 +178,7 @@ func TestALockedConversationRowNeitherBlocksNorDeadlocks(t *testing.T) {
 					if err := tx.Exec(ctx, "select 1 from conversations where id = $1 for update", id); err != nil {
 						return err
 					}
-					_, err := w.AppendTx(ctx, tx, tenantID, id, note("changed"))
-					return err
+					return w.AppendTx(ctx, tx, tenantID, id, note("changed"))
 				})
 				if err != nil {
 					t.Error(err)

@@ -179,15 +179,13 @@ func TestTheListPagesFromTheNewestOn(t *testing.T) {
 func implicitWorkspace(t *testing.T, w *workspacetest.World, environmentID *uuid.UUID) uuid.UUID {
 	t.Helper()
 	var id uuid.UUID
-	var after func()
 	err := w.InTenant(t.Context(), w.Owner.TenantID, func(tx db.Tx) (err error) {
-		id, after, err = w.Workspaces.CreateImplicitTx(t.Context(), tx, w.Owner.Actor, workspace.ImplicitInput{Name: "a conversation", EnvironmentID: environmentID})
+		id, err = w.Workspaces.CreateImplicitTx(t.Context(), tx, w.Owner.Actor, workspace.ImplicitInput{Name: "a conversation", EnvironmentID: environmentID})
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	after()
 	return id
 }
 
@@ -228,15 +226,12 @@ func TestAnImplicitWorkspaceTellsItsConversationAndEndsWithIt(t *testing.T) {
 	if err := w.Environments.Delete(t.Context(), w.Owner.Actor, env.ID); code(err) != refusal.SourceInUse {
 		t.Errorf("its environment: %v", err)
 	}
-	var after func()
-	err = w.InTenant(t.Context(), w.Owner.TenantID, func(tx db.Tx) (err error) {
-		after, err = w.Workspaces.EndImplicitTx(t.Context(), tx, w.Owner.TenantID, id)
-		return err
+	err = w.InTenant(t.Context(), w.Owner.TenantID, func(tx db.Tx) error {
+		return w.Workspaces.EndImplicitTx(t.Context(), tx, w.Owner.TenantID, id)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	after()
 	gone(t, w, id)
 	if len(w.Occupants.Terminated()) != 0 {
 		t.Error("its conversation was ended twice")

@@ -259,7 +259,6 @@ func (p *printer) batch(ctx context.Context) error {
 	if pending == "" && dropped == 0 {
 		return nil
 	}
-	var announce stream.Pending
 	err := p.s.held.Write(ctx, func(tx db.Tx) error {
 		err := tx.PrintSetupStep(ctx, queries.PrintSetupStepParams{WorkspaceID: p.s.w.ID, Step: p.step, Output: kept, DroppedBytes: cut})
 		if err != nil || p.s.w.Implicit {
@@ -275,8 +274,7 @@ func (p *printer) batch(ctx context.Context) error {
 				Body: stream.SetupBody{WorkspaceID: p.s.w.ID, SetupID: p.s.held.ID, Step: p.step, Lines: lines(part), Dropped: before},
 			})
 		}
-		announce, err = p.s.s.o.Stream.AppendTx(ctx, tx, p.s.w.TenantID, events...)
-		return err
+		return p.s.s.o.Stream.AppendTx(ctx, tx, p.s.w.TenantID, events...)
 	})
 	if err != nil {
 		p.mu.Lock() // it goes before what came meanwhile
@@ -284,7 +282,6 @@ func (p *printer) batch(ctx context.Context) error {
 		p.mu.Unlock()
 		return err
 	}
-	announce.Announce()
 	p.s.tell(ctx, StageEvent{Step: p.step, State: StagePrinted, Lines: lines(pending), Dropped: dropped})
 	p.mu.Lock()
 	p.sent += int64(len(pending))

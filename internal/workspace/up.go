@@ -181,7 +181,6 @@ func setupFailed(w queries.Workspace) error {
 // again starts a setup for a workspace that failed or lost its machine, or joins the one that somebody else just
 // started.
 func (s *Service) again(ctx context.Context, tenantID, id uuid.UUID) (setupID uuid.UUID, err error) {
-	after := func() {}
 	err = s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
 		w, err := lock(ctx, tx, id)
 		if err != nil {
@@ -194,19 +193,15 @@ func (s *Service) again(ctx context.Context, tenantID, id uuid.UUID) (setupID uu
 		if Status(w.Status) != Failed && !(Status(w.Status) == Ready && machine.Status(m.Status) == machine.Lost) {
 			return nil // somebody was faster; the caller looks again
 		}
-		setupID, after, err = s.begin(ctx, tx, w)
+		setupID, err = s.begin(ctx, tx, w)
 		return err
 	})
-	if err == nil {
-		after()
-	}
 	return setupID, err
 }
 
 // wake starts a parked machine, or joins what is under way with it, and returns when that has ended.
 func (s *Service) wake(ctx context.Context, tenantID, id uuid.UUID) error {
 	opID := uuid.Must(uuid.NewV7())
-	after := func() {}
 	err := s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
 		w, err := lock(ctx, tx, id)
 		if err != nil {
@@ -239,20 +234,12 @@ func (s *Service) wake(ctx context.Context, tenantID, id uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		announce, err := s.statusEvent(ctx, tx, tenantID, id)
-		if err != nil {
-			return err
-		}
-		after = func() {
-			announce()
-			s.o.Operations.Wake(ref)
-		}
-		return nil
+		s.wakes(tx, ref)
+		return s.statusEvent(ctx, tx, tenantID, id)
 	})
 	if err != nil || opID == uuid.Nil {
 		return err
 	}
-	after()
 	for {
 		changed := s.changes(id)
 		op, err := s.db.Tenant(tenantID).Operation(ctx, opID)

@@ -141,87 +141,72 @@ type StatusBody struct {
 	Error         *SetupError    `json:"error,omitempty"`
 }
 
-// statusEvent puts the status of a workspace, as tx leaves it, on the account's stream. announce is run after the commit.
-func (s *Service) statusEvent(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) (announce func(), err error) {
+// statusEvent puts the status of a workspace, as tx leaves it, on the account's stream. Who watches is told after the commit.
+func (s *Service) statusEvent(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
 	r, err := tx.Workspace(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("read the workspace: %w", err)
+		return fmt.Errorf("read the workspace: %w", err)
 	}
 	env, err := readEnvironment(ctx, tx.Queries, r.Workspace.EnvironmentID)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	return s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, r.Waiting}, environment.Digests(env))
 }
 
-func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID, r record, now map[string]string) (func(), error) {
+func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID, r record, now map[string]string) error {
 	w, err := view(r, now)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	pending, err := s.o.Stream.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.WorkspaceStatus, WorkspaceID: &w.ID, Body: StatusBody{
+	err = s.o.Stream.AppendTx(ctx, tx, tenantID, stream.Event{Name: stream.WorkspaceStatus, WorkspaceID: &w.ID, Body: StatusBody{
 		WorkspaceID: w.ID, Implicit: w.Implicit, Status: w.Status, MachineStatus: w.MachineStatus, SetupStep: w.SetupStep, Stale: w.Stale,
 		ChangedFields: w.ChangedFields, Error: w.Error,
 	}})
 	if err != nil {
-		return nil, fmt.Errorf("tell of the workspace's status: %w", err)
+		return fmt.Errorf("tell of the workspace's status: %w", err)
 	}
-	return func() {
-		pending.Announce()
-		s.notify(w.ID)
-	}, nil
+	tx.OnCommit(func() { s.notify(w.ID) })
+	return nil
 }
 
 // told makes a write of an operation that changes a workspace: how is one of the operation's ways to write. Who watches
 // is told in the same transaction, and woken after it.
 func (s *Service) told(ctx context.Context, h *operation.Held, how func(context.Context, func(db.Tx) error) error, fn func(db.Tx) error) error {
-	announce := func() {}
-	err := how(ctx, func(tx db.Tx) (err error) {
+	return how(ctx, func(tx db.Tx) error {
 		if err := fn(tx); err != nil {
 			return err
 		}
-		announce, err = s.statusEvent(ctx, tx, h.TenantID, h.WorkspaceID)
-		return err
+		return s.statusEvent(ctx, tx, h.TenantID, h.WorkspaceID)
 	})
-	if err == nil {
-		announce()
-	}
-	return err
 }
 
 // MachineChanged is machine.OnChange: what changes a machine changes its workspace's status.
-func (s *Service) MachineChanged(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) (func(), error) {
+func (s *Service) MachineChanged(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) error {
 	return s.statusEvent(ctx, tx, tenantID, workspaceID)
 }
 
 // EnvironmentChanged is environment.OnChange: each edit of a built field is told of every ready workspace of the
 // environment, also when the field had changed before.
-func (s *Service) EnvironmentChanged(ctx context.Context, tx db.Tx, tenantID, environmentID uuid.UUID, _ []string) (func(), error) {
+func (s *Service) EnvironmentChanged(ctx context.Context, tx db.Tx, tenantID, environmentID uuid.UUID, _ []string) error {
 	rows, err := tx.WorkspacesBuiltFrom(ctx, environmentID)
 	if err != nil {
-		return nil, fmt.Errorf("look for the environment's workspaces: %w", err)
+		return fmt.Errorf("look for the environment's workspaces: %w", err)
 	}
 	if len(rows) == 0 {
-		return nil, nil
+		return nil
 	}
 	env, err := readEnvironment(ctx, tx.Queries, &environmentID)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	now := environment.Digests(env)
-	var all []func()
 	for _, r := range rows {
-		announce, err := s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, ""}, now)
-		if err != nil {
-			return nil, err
+		if err := s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, ""}, now); err != nil {
+			return err
 		}
-		all = append(all, announce)
 	}
-	return func() {
-		for _, announce := range all {
-			announce()
-		}
-	}, nil
+	return nil
 }
 
 // changes returns a channel that is closed at the workspace's next change on this server.

@@ -177,9 +177,8 @@ func (s *Service) Create(ctx context.Context, actor tenant.Actor, in CreateInput
 		return Workspace{}, err
 	}
 	var id uuid.UUID
-	after := func() {}
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) (err error) {
-		id, after, err = s.create(ctx, tx, actor, in, &in.EnvironmentID, false)
+		id, err = s.create(ctx, tx, actor, in, &in.EnvironmentID, false)
 		if err != nil {
 			return err
 		}
@@ -188,7 +187,6 @@ func (s *Service) Create(ctx context.Context, actor tenant.Actor, in CreateInput
 	if err != nil {
 		return Workspace{}, fmt.Errorf("create a workspace: %w", err)
 	}
-	after()
 	return s.Get(ctx, actor, id)
 }
 
@@ -200,9 +198,8 @@ type ImplicitInput struct {
 	Provider      string // "": the instance's
 }
 
-// CreateImplicitTx makes the workspace of a conversation that names none, in the conversation's transaction. after is
-// run after the commit.
-func (s *Service) CreateImplicitTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in ImplicitInput) (id uuid.UUID, after func(), err error) {
+// CreateImplicitTx makes the workspace of a conversation that names none, in the conversation's transaction.
+func (s *Service) CreateImplicitTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in ImplicitInput) (uuid.UUID, error) {
 	if in.Name = strings.TrimSpace(in.Name); in.Name == "" {
 		in.Name = "conversation"
 	}
@@ -212,29 +209,29 @@ func (s *Service) CreateImplicitTx(ctx context.Context, tx db.Tx, actor tenant.A
 	return s.create(ctx, tx, actor, CreateInput{Name: in.Name, VaultID: in.VaultID, SandboxProvider: in.Provider}, in.EnvironmentID, true)
 }
 
-func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in CreateInput, environmentID *uuid.UUID, implicit bool) (uuid.UUID, func(), error) {
+func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in CreateInput, environmentID *uuid.UUID, implicit bool) (uuid.UUID, error) {
 	if in.SandboxProvider == "" {
 		in.SandboxProvider = s.o.Machines.DefaultProvider()
 	}
 	provider, err := s.o.Machines.Provider(in.SandboxProvider)
 	if err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
 	if environmentID != nil {
 		if err := environment.Hold(ctx, tx, *environmentID); err != nil {
-			return uuid.Nil, nil, err
+			return uuid.Nil, err
 		}
 		env, err := readEnvironment(ctx, tx.Queries, environmentID)
 		if err != nil {
-			return uuid.Nil, nil, err
+			return uuid.Nil, err
 		}
 		if err := able(ctx, provider, env); err != nil {
-			return uuid.Nil, nil, err
+			return uuid.Nil, err
 		}
 	}
 	if in.VaultID != nil {
 		if err := vault.Hold(ctx, tx, *in.VaultID); err != nil {
-			return uuid.Nil, nil, err
+			return uuid.Nil, err
 		}
 	}
 	if in.Metadata == nil {
@@ -242,7 +239,7 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in C
 	}
 	metadata, err := json.Marshal(in.Metadata)
 	if err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
 	id, setupID, machineID := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
 	_, err = tx.InsertWorkspace(ctx, queries.InsertWorkspaceParams{
@@ -250,23 +247,17 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in C
 		MachineID: machineID, SetupID: setupID, Metadata: metadata,
 	})
 	if db.IsUnique(err, "workspaces_name") {
-		return uuid.Nil, nil, input.NameTaken("workspace", in.Name)
+		return uuid.Nil, input.NameTaken("workspace", in.Name)
 	}
 	if err != nil {
-		return uuid.Nil, nil, fmt.Errorf("insert the workspace: %w", err)
+		return uuid.Nil, fmt.Errorf("insert the workspace: %w", err)
 	}
 	ref, err := s.plan(ctx, tx, actor.TenantID, id, in.SandboxProvider, setupID, machineID)
 	if err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
-	announce, err := s.statusEvent(ctx, tx, actor.TenantID, id)
-	if err != nil {
-		return uuid.Nil, nil, err
-	}
-	return id, func() {
-		announce()
-		s.o.Operations.Wake(ref)
-	}, nil
+	s.wakes(tx, ref)
+	return id, s.statusEvent(ctx, tx, actor.TenantID, id)
 }
 
 // able refuses what the provider can never do for this environment on this host.
@@ -393,7 +384,6 @@ func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, i
 
 // Retry sets a failed workspace up again, on a new machine, from its environment and vault as they are now.
 func (s *Service) Retry(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Workspace, error) {
-	after := func() {}
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
 		w, err := lock(ctx, tx, id)
 		if err != nil {
@@ -408,55 +398,47 @@ func (s *Service) Retry(ctx context.Context, actor tenant.Actor, id uuid.UUID) (
 		if err := audit.Write(ctx, tx, actor, audit.WorkspaceRetry, "workspace", id); err != nil {
 			return err
 		}
-		_, after, err = s.begin(ctx, tx, w)
+		_, err = s.begin(ctx, tx, w)
 		return err
 	})
 	if err != nil {
 		return Workspace{}, fmt.Errorf("retry a workspace: %w", err)
 	}
-	after()
 	return s.Get(ctx, actor, id)
 }
 
 // begin starts a setup of a locked workspace that has none under way.
-func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace) (setupID uuid.UUID, after func(), err error) {
+func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace) (uuid.UUID, error) {
 	provider, err := s.o.Machines.Provider(w.Provider)
 	if err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
 	env, err := readEnvironment(ctx, tx.Queries, w.EnvironmentID)
 	if err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
 	if err := able(ctx, provider, env); err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
 	setupID, machineID := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
 	n, err := tx.ProvisionWorkspace(ctx, queries.ProvisionWorkspaceParams{ID: w.ID, MachineID: machineID, SetupID: setupID, Previous: *w.SetupID})
 	if err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
 	if n == 0 {
-		return uuid.Nil, nil, fmt.Errorf("workspace %s changed under its own lock", w.ID)
+		return uuid.Nil, fmt.Errorf("workspace %s changed under its own lock", w.ID)
 	}
 	ref, err := s.plan(ctx, tx, w.TenantID, w.ID, w.Provider, setupID, machineID)
 	if err != nil {
-		return uuid.Nil, nil, err
+		return uuid.Nil, err
 	}
-	announce, err := s.statusEvent(ctx, tx, w.TenantID, w.ID)
-	if err != nil {
-		return uuid.Nil, nil, err
-	}
-	return setupID, func() {
-		announce()
-		s.o.Operations.Wake(ref)
-	}, nil
+	s.wakes(tx, ref)
+	return setupID, s.statusEvent(ctx, tx, w.TenantID, w.ID)
 }
 
 // Delete ends every conversation of a workspace and destroys its machine with its disk. It is accepted from every
 // status, answers at once, and is finished by whichever server runs next if this one dies.
 func (s *Service) Delete(ctx context.Context, actor tenant.Actor, id uuid.UUID) error {
-	after := func() {}
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
 		w, err := lock(ctx, tx, id)
 		if err != nil {
@@ -468,7 +450,7 @@ func (s *Service) Delete(ctx context.Context, actor tenant.Actor, id uuid.UUID) 
 		if Status(w.Status) == Deleting {
 			return nil
 		}
-		if after, err = s.end(ctx, tx, w); err != nil {
+		if err := s.end(ctx, tx, w); err != nil {
 			return err
 		}
 		return audit.Write(ctx, tx, actor, audit.WorkspaceDelete, "workspace", id)
@@ -476,48 +458,48 @@ func (s *Service) Delete(ctx context.Context, actor tenant.Actor, id uuid.UUID) 
 	if err != nil {
 		return fmt.Errorf("delete a workspace: %w", err)
 	}
-	after()
 	return nil
 }
 
-// EndImplicitTx ends a conversation's own workspace in the transaction that ends the conversation. after is run after
-// the commit. A workspace that has ended already is success.
-func (s *Service) EndImplicitTx(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) (after func(), err error) {
+// EndImplicitTx ends a conversation's own workspace in the transaction that ends the conversation. A workspace that has
+// ended already is success.
+func (s *Service) EndImplicitTx(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
 	w, err := tx.LockWorkspace(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("lock the workspace: %w", err)
+		return fmt.Errorf("lock the workspace: %w", err)
 	}
 	if !w.Implicit || w.Status == string(Deleting) || w.Status == string(Deleted) {
-		return func() {}, nil
+		return nil
 	}
 	return s.end(ctx, tx, w)
 }
 
 // end marks a workspace as deleting, takes its machine from whatever is under way with it, and adds the operation that
 // destroys it.
-func (s *Service) end(ctx context.Context, tx db.Tx, w queries.Workspace) (func(), error) {
+func (s *Service) end(ctx context.Context, tx db.Tx, w queries.Workspace) error {
 	if _, err := tx.DeletingWorkspace(ctx, w.ID); err != nil {
-		return nil, err
+		return err
 	}
 	cancelled, err := tx.CancelMachineOperations(ctx, w.ID)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	ref, err := operation.Insert(ctx, tx, w.TenantID, uuid.Must(uuid.NewV7()), operation.Destroy, w.ID, *w.MachineID, nil)
-	if err != nil {
-		return nil, err
-	}
-	announce, err := s.statusEvent(ctx, tx, w.TenantID, w.ID)
-	if err != nil {
-		return nil, err
-	}
-	return func() {
+	tx.OnCommit(func() {
 		for _, id := range cancelled {
 			s.o.Operations.Interrupt(id)
 		}
-		announce()
-		s.o.Operations.Wake(ref)
-	}, nil
+	})
+	ref, err := operation.Insert(ctx, tx, w.TenantID, uuid.Must(uuid.NewV7()), operation.Destroy, w.ID, *w.MachineID, nil)
+	if err != nil {
+		return err
+	}
+	s.wakes(tx, ref)
+	return s.statusEvent(ctx, tx, w.TenantID, w.ID)
+}
+
+// wakes has an operation begin once its transaction is committed.
+func (s *Service) wakes(tx db.Tx, ref db.Ref) {
+	tx.OnCommit(func() { s.o.Operations.Wake(ref) })
 }
 
 // destroyPause is the time between tries of a delete that cannot go on: its provider is disabled, its host is away.

@@ -268,7 +268,7 @@ func (w *World) services() (*Server, error) {
 	s.Reader = stream.NewReader(w.DB, s.Hub)
 	account := stream.NewAccount(s.Hub)
 	s.Writer = transcript.NewWriter(w.DB, s.Hub)
-	s.Environments = environment.NewService(w.DB, w.Keys, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) (func(), error) {
+	s.Environments = environment.NewService(w.DB, w.Keys, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) error {
 		return s.Workspaces.EnvironmentChanged(ctx, tx, tenantID, id, changed)
 	})
 	s.Vaults = vault.NewService(w.DB, w.Keys)
@@ -287,7 +287,7 @@ func (w *World) services() (*Server, error) {
 		Mounts: func(context.Context) ([]sandbox.Mount, error) {
 			return append(runtime.Mounts(shared.runtimes), sandbox.Mount{Source: shared.agent, Target: agentMount}), nil
 		},
-	}, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) (func(), error) {
+	}, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
 		return s.Workspaces.MachineChanged(ctx, tx, tenantID, id)
 	})
 	s.Workspaces = workspace.New(w.DB, workspace.Options{Machines: s.Machines, Operations: runner, Environments: s.Environments, Vaults: s.Vaults,

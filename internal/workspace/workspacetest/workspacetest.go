@@ -277,7 +277,7 @@ func start(host Host, in *identitytest.Instance, occupants workspace.Occupants, 
 	}
 	s.Hub = stream.NewHub(in.DB, log)
 	s.Stream = stream.NewAccount(s.Hub)
-	s.Environments = environment.NewService(in.DB, in.Keys, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) (func(), error) {
+	s.Environments = environment.NewService(in.DB, in.Keys, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, changed []string) error {
 		return s.Workspaces.EnvironmentChanged(ctx, tx, tenantID, id, changed)
 	})
 	s.Vaults = vault.NewService(in.DB, in.Keys)
@@ -289,7 +289,7 @@ func start(host Host, in *identitytest.Instance, occupants workspace.Occupants, 
 	s.Machines = machine.New(in.DB, machine.Options{
 		Host: host.ID, URL: "http://" + host.ID.String(), Instance: host.Instance, Providers: providers, Default: "local",
 		Egress: s.Egress, Limits: host.Limits, Quotas: quota.Defaults{RunningMachines: host.Quota, PromptsPerMinute: 100}, Fleet: host.Fleet, Log: log,
-	}, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) (func(), error) {
+	}, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
 		return s.Workspaces.MachineChanged(ctx, tx, tenantID, id)
 	})
 	s.Workspaces = workspace.New(in.DB, workspace.Options{

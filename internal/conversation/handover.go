@@ -1,0 +1,142 @@
+package conversation
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	sdk "github.com/coder/acp-go-sdk"
+
+	"managoat/db"
+	"managoat/internal/quota"
+	"managoat/internal/tenant"
+	"managoat/queries"
+)
+
+// handTime bounds the transaction of a prompt that is handed over, which goes on when whoever sent it has gone.
+const handTime = 15 * time.Second
+
+// errNotIdle sends a prompt the way of every other: something is not as handing it over takes for granted.
+var errNotIdle = errors.New("the agent is not idle, or not where it was")
+
+// fences of a handed prompt; which one refused it is found out, and told, on the way of every other.
+var handFences = []string{"idle", "credential", "machine", "adapter"}
+
+// hand gives a prompt to the agent that is here and idle, which is how most prompts of a conversation find it. The turn is
+// made, begins and is on its way in one transaction of few round trips: what is nearly always so is not looked up but
+// required. Where it is not so (errNotIdle), nothing has happened. The pump waits meanwhile; an idle agent says little.
+func (p *process) hand(ctx context.Context, actor tenant.Actor, in PromptInput) (queries.Turn, error) {
+	// It is made as a whole, and its line to the agent is written, whether whoever asked stays or not.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), handTime)
+	defer cancel()
+	t := p.s.newTurn(&operation{s: p.s, to: p})
+	t.op.sent = t
+	err := errNotIdle
+	p.do(ctx, func() { err = p.handTurn(ctx, actor, in, t) })
+	for _, fence := range handFences {
+		if db.Fenced(err, fence) {
+			return queries.Turn{}, errNotIdle
+		}
+	}
+	return t.row, err
+}
+
+// handTurn is hand in the pump's place.
+func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInput, t *turn) error {
+	if ctx.Err() != nil || p.closing.Load() || p.turn != nil || p.exit != nil || p.broken != nil || !p.committed.Session || len(in.Images) > 0 && !p.caps.Image {
+		return errNotIdle
+	}
+	if err := p.commit(); err != nil { // what it said between turns
+		return err
+	}
+	// What its masks must know by the time the agent reads the prompt is read beside the transaction.
+	var remasked sync.WaitGroup
+	remasked.Go(func() { p.remask(ctx) })
+	defer remasked.Wait()
+	a := p.next()
+	a.Prompt = p.peer.NextID()
+	err := p.s.db.InTenant(ctx, p.tenant, func(tx db.Tx) error { return p.handTx(ctx, tx, actor, in, t, &a) })
+	if err != nil && a.TurnID != nil {
+		err = p.handed(a, err)
+	}
+	if err != nil {
+		p.s.forgetTurn(t.row.ID)
+		return err
+	}
+	p.stored(a)
+	t.begun = true
+	p.begin(t)
+	params, err := promptParams(p.session, t.row, p.caps)
+	if err != nil {
+		return err
+	}
+	remasked.Wait()
+	if err := p.peer.SendRequest(ctx, a.Prompt, sdk.AgentMethodSessionPrompt, params); err != nil {
+		p.s.log.Warn("a prompt was not taken by an agent", "conversation", p.id, "turn", t.row.ID, "error", err)
+		p.unread(err)
+	}
+	p.s.open(db.Ref{TenantID: p.tenant, ID: t.op.row.ID}, t.op)
+	return nil
+}
+
+// handed is what became of a transaction that failed: one whose commit was not answered may have been made. Where that
+// cannot be found out this server lets go of the agent; whoever claims the turn then, if there is one, sees it to its end.
+func (p *process) handed(a adapter, failed error) error {
+	if !transient(failed) && !errors.Is(failed, context.DeadlineExceeded) {
+		return failed
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, lastWrites)
+	defer cancel()
+	var raw []byte
+	err := p.s.persist(ctx, func() (err error) {
+		raw, err = p.s.db.Tenant(p.tenant).AdapterState(ctx, p.id)
+		return err
+	})
+	if err != nil {
+		p.stopped(err)
+		return failed
+	}
+	now, err := readAdapter(raw)
+	if err == nil && now != nil && now.TurnID != nil && *now.TurnID == *a.TurnID {
+		return nil
+	}
+	return failed
+}
+
+func (p *process) handTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in PromptInput, t *turn, a *adapter) error {
+	c, err := p.s.lock(ctx, tx, actor, p.id)
+	if err != nil {
+		return err
+	}
+	if c.Status == Failed || c.Status == Terminated {
+		return ended(c)
+	}
+	if err := tx.RequireNoOpenTurn(ctx, c.ID); err != nil {
+		return err
+	}
+	if err := tx.RequireMachine(ctx, c.WorkspaceID, p.machine); err != nil {
+		return err
+	}
+	if c.InferenceCredentialID != nil {
+		if err := tx.RequireCredential(ctx, *c.InferenceCredentialID, c.CredentialRevision); err != nil {
+			return err
+		}
+	}
+	if t.row, t.op.row, err = p.s.insert(ctx, tx, actor, c, in, true); err != nil {
+		return err
+	}
+	t.c, t.runtime = c, p.runtime
+	a.TurnID = &t.row.ID
+	p.s.keepTurn(t)
+	if err := p.save(ctx, tx, *a); err != nil {
+		return err
+	}
+	if err := t.showTx(ctx, tx); err != nil {
+		return err
+	}
+	if err := quota.TakePrompt(ctx, tx, c.TenantID, p.s.o.Quotas); err != nil { // and the account's counter: last, as everywhere
+		return err
+	}
+	return p.s.tell(ctx, tx, c.TenantID, c.ID)
+}
