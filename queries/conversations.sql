@@ -53,8 +53,16 @@ where tenant_id = app_tenant() and id = @id and title_source <> 'person' and tit
 -- name: MarkConversationRead :execrows
 update conversations set last_read_at = now() where tenant_id = app_tenant() and id = @id and hidden_at is null;
 
+-- name: RequireBound :exec
+-- Refuses the transaction (db.Fenced: credential) when what the conversation is bound to is not there any more, or not as it was.
+select fence('credential', exists (
+    select from conversations c
+    left join inference_credentials i on i.tenant_id = c.tenant_id and i.id = c.inference_credential_id and i.revision = c.credential_revision
+    where c.tenant_id = app_tenant() and c.id = @id::uuid and (c.inference_credential_id is null or i.id is not null)));
+
 -- name: CountTurn :exec
-update conversations set turn_count = @turn_number, title = @title, status = @status, last_active_at = now(), updated_at = now()
+update conversations set turn_count = @turn_number, title = case when title = '' then @title::text else title end,
+    status = case when @sent::bool then 'running' else status end, last_active_at = now(), updated_at = now()
 where tenant_id = app_tenant() and id = @id;
 
 -- name: SetConversationStatus :exec

@@ -331,14 +331,15 @@ func (q *Queries) ConversationsWithAdapter(ctx context.Context) ([]Conversation,
 }
 
 const countTurn = `-- name: CountTurn :exec
-update conversations set turn_count = $1, title = $2, status = $3, last_active_at = now(), updated_at = now()
+update conversations set turn_count = $1, title = case when title = '' then $2::text else title end,
+    status = case when $3::bool then 'running' else status end, last_active_at = now(), updated_at = now()
 where tenant_id = app_tenant() and id = $4
 `
 
 type CountTurnParams struct {
 	TurnNumber int32
 	Title      string
-	Status     string
+	Sent       bool
 	ID         uuid.UUID
 }
 
@@ -346,7 +347,7 @@ func (q *Queries) CountTurn(ctx context.Context, arg CountTurnParams) error {
 	_, err := q.db.Exec(ctx, countTurn,
 		arg.TurnNumber,
 		arg.Title,
-		arg.Status,
+		arg.Sent,
 		arg.ID,
 	)
 	return err
@@ -645,6 +646,19 @@ func (q *Queries) MarkConversationRead(ctx context.Context, id uuid.UUID) (int64
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const requireBound = `-- name: RequireBound :exec
+select fence('credential', exists (
+    select from conversations c
+    left join inference_credentials i on i.tenant_id = c.tenant_id and i.id = c.inference_credential_id and i.revision = c.credential_revision
+    where c.tenant_id = app_tenant() and c.id = $1::uuid and (c.inference_credential_id is null or i.id is not null)))
+`
+
+// Refuses the transaction (db.Fenced: credential) when what the conversation is bound to is not there any more, or not as it was.
+func (q *Queries) RequireBound(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, requireBound, id)
+	return err
 }
 
 const saveProgress = `-- name: SaveProgress :exec

@@ -6,11 +6,6 @@ returning *;
 -- name: Credential :one
 select * from inference_credentials where tenant_id = app_tenant() and id = @id;
 
--- name: RequireCredential :exec
--- Refuses the transaction (db.Fenced: credential) unless the credential is there, and what it was at that revision.
-select fence('credential', exists (
-    select from inference_credentials where tenant_id = app_tenant() and id = @id::uuid and revision = @revision::int));
-
 -- name: Credentials :many
 select * from inference_credentials
 where tenant_id = app_tenant() and (sqlc.narg('after')::text is null or name > sqlc.narg('after'))

@@ -242,17 +242,6 @@ func (q *Queries) LockCredentials(ctx context.Context) error {
 	return err
 }
 
-const requireCredential = `-- name: RequireCredential :exec
-select fence('credential', exists (
-    select from inference_credentials where tenant_id = app_tenant() and id = $1::uuid and revision = $2::int))
-`
-
-// Refuses the transaction (db.Fenced: credential) unless the credential is there, and what it was at that revision.
-func (q *Queries) RequireCredential(ctx context.Context, iD uuid.UUID, revision int32) error {
-	_, err := q.db.Exec(ctx, requireCredential, iD, revision)
-	return err
-}
-
 const undefaultCredentials = `-- name: UndefaultCredentials :exec
 update inference_credentials set is_default = false where tenant_id = app_tenant() and provider = $1 and is_default
 `

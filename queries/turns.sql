@@ -1,16 +1,20 @@
 -- name: InsertTurn :one
--- sent: it begins as it is made, and its prompt is sent right away, and never again.
+-- The next turn of a conversation that has not ended, which is locked. sent: it begins as it is made, and its prompt is sent
+-- right away, and never again.
 insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since,
     status, attempts, started_at, prompt_sent_at)
-select app_tenant(), @id, @conversation_id, @turn_number, @prompt, @asked_by, @images, @client_request_id, 'user', @model, @source, sqlc.narg('credential_id'), @waiting_for, now(),
+select c.tenant_id, @id, c.id, c.turn_count + 1, @prompt, @asked_by, @images, @client_request_id, 'user', c.model,
+    case when c.inference_credential_id is null then '' else 'own' end, c.inference_credential_id, @waiting_for, now(),
     case when it.is_sent then 'running' else 'pending' end, case when it.is_sent then 1 else 0 end, case when it.is_sent then now() end, case when it.is_sent then now() end
-from (select @sent::bool as is_sent) it
+from (select @sent::bool as is_sent) it, conversations c
+where c.tenant_id = app_tenant() and c.id = @conversation_id::uuid and c.hidden_at is null and c.status not in ('failed', 'terminated')
+for update of c
 returning *;
 
--- name: RequireNoOpenTurn :exec
--- Refuses the transaction (db.Fenced: idle) when a turn of the conversation waits or runs.
+-- name: RequireOnlyTurn :exec
+-- Refuses the transaction (db.Fenced: idle) when another turn of the locked conversation waits or runs.
 select fence('idle', not exists (
-    select from turns where tenant_id = app_tenant() and conversation_id = @conversation_id::uuid and status in ('pending', 'running')));
+    select from turns where tenant_id = app_tenant() and conversation_id = @conversation_id::uuid and id <> @id::uuid and status in ('pending', 'running')));
 
 -- name: Turn :one
 select * from turns where tenant_id = app_tenant() and id = @id;

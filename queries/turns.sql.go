@@ -329,42 +329,38 @@ func (q *Queries) InsertPermissionRequest(ctx context.Context, arg InsertPermiss
 const insertTurn = `-- name: InsertTurn :one
 insert into turns (tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, client_request_id, origin, model, source, credential_id, waiting_for, waiting_since,
     status, attempts, started_at, prompt_sent_at)
-select app_tenant(), $1, $2, $3, $4, $5, $6, $7, 'user', $8, $9, $10, $11, now(),
+select c.tenant_id, $1, c.id, c.turn_count + 1, $2, $3, $4, $5, 'user', c.model,
+    case when c.inference_credential_id is null then '' else 'own' end, c.inference_credential_id, $6, now(),
     case when it.is_sent then 'running' else 'pending' end, case when it.is_sent then 1 else 0 end, case when it.is_sent then now() end, case when it.is_sent then now() end
-from (select $12::bool as is_sent) it
+from (select $7::bool as is_sent) it, conversations c
+where c.tenant_id = app_tenant() and c.id = $8::uuid and c.hidden_at is null and c.status not in ('failed', 'terminated')
+for update of c
 returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
 type InsertTurnParams struct {
 	ID              uuid.UUID
-	ConversationID  uuid.UUID
-	TurnNumber      int32
 	Prompt          string
 	AskedBy         string
 	Images          json.RawMessage
 	ClientRequestID string
-	Model           string
-	Source          string
-	CredentialID    *uuid.UUID
 	WaitingFor      string
 	Sent            bool
+	ConversationID  uuid.UUID
 }
 
-// sent: it begins as it is made, and its prompt is sent right away, and never again.
+// The next turn of a conversation that has not ended, which is locked. sent: it begins as it is made, and its prompt is sent
+// right away, and never again.
 func (q *Queries) InsertTurn(ctx context.Context, arg InsertTurnParams) (Turn, error) {
 	row := q.db.QueryRow(ctx, insertTurn,
 		arg.ID,
-		arg.ConversationID,
-		arg.TurnNumber,
 		arg.Prompt,
 		arg.AskedBy,
 		arg.Images,
 		arg.ClientRequestID,
-		arg.Model,
-		arg.Source,
-		arg.CredentialID,
 		arg.WaitingFor,
 		arg.Sent,
+		arg.ConversationID,
 	)
 	var i Turn
 	err := row.Scan(
@@ -745,14 +741,14 @@ func (q *Queries) RenewOperation(ctx context.Context, arg RenewOperationParams) 
 	return interrupt_asked, err
 }
 
-const requireNoOpenTurn = `-- name: RequireNoOpenTurn :exec
+const requireOnlyTurn = `-- name: RequireOnlyTurn :exec
 select fence('idle', not exists (
-    select from turns where tenant_id = app_tenant() and conversation_id = $1::uuid and status in ('pending', 'running')))
+    select from turns where tenant_id = app_tenant() and conversation_id = $1::uuid and id <> $2::uuid and status in ('pending', 'running')))
 `
 
-// Refuses the transaction (db.Fenced: idle) when a turn of the conversation waits or runs.
-func (q *Queries) RequireNoOpenTurn(ctx context.Context, conversationID uuid.UUID) error {
-	_, err := q.db.Exec(ctx, requireNoOpenTurn, conversationID)
+// Refuses the transaction (db.Fenced: idle) when another turn of the locked conversation waits or runs.
+func (q *Queries) RequireOnlyTurn(ctx context.Context, conversationID uuid.UUID, iD uuid.UUID) error {
+	_, err := q.db.Exec(ctx, requireOnlyTurn, conversationID, iD)
 	return err
 }
 

@@ -104,39 +104,30 @@ func (p *process) handed(a adapter, failed error) error {
 	return failed
 }
 
-func (p *process) handTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in PromptInput, t *turn, a *adapter) error {
-	c, err := p.s.lock(ctx, tx, actor, p.id)
-	if err != nil {
+func (p *process) handTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in PromptInput, t *turn, a *adapter) (err error) {
+	if t.row, t.op.row, err = p.s.insert(ctx, tx, actor, p.id, p.workspace, in, true); err != nil {
+		if db.NotFound(err) {
+			return errNotIdle
+		}
 		return err
 	}
-	if c.Status == Failed || c.Status == Terminated {
-		return ended(c)
-	}
-	if err := tx.RequireNoOpenTurn(ctx, c.ID); err != nil {
-		return err
-	}
-	if err := tx.RequireMachine(ctx, c.WorkspaceID, p.machine); err != nil {
-		return err
-	}
-	if c.InferenceCredentialID != nil {
-		if err := tx.RequireCredential(ctx, *c.InferenceCredentialID, c.CredentialRevision); err != nil {
+	// As much of the conversation as a turn needs whose prompt is sent.
+	t.c = queries.Conversation{TenantID: p.tenant, ID: p.id, WorkspaceID: p.workspace, Runtime: p.runtime.Name(), Model: t.row.Model, InferenceCredentialID: t.row.CredentialID}
+	t.runtime = p.runtime
+	a.TurnID = &t.row.ID
+	p.s.keepTurn(t)
+	for _, write := range []func() error{
+		func() error { return tx.RequireOnlyTurn(ctx, p.id, t.row.ID) },
+		func() error { return tx.RequireMachine(ctx, p.workspace, p.machine) },
+		func() error { return tx.RequireBound(ctx, p.id) },
+		func() error { return p.save(ctx, tx, *a) },
+		func() error { return t.showTx(ctx, tx) },
+		func() error { return quota.TakePrompt(ctx, tx, p.tenant, p.s.o.Quotas) }, // and the account's counter: last, as everywhere
+		func() error { return p.s.tell(ctx, tx, p.tenant, p.id) },
+	} {
+		if err := write(); err != nil {
 			return err
 		}
 	}
-	if t.row, t.op.row, err = p.s.insert(ctx, tx, actor, c, in, true); err != nil {
-		return err
-	}
-	t.c, t.runtime = c, p.runtime
-	a.TurnID = &t.row.ID
-	p.s.keepTurn(t)
-	if err := p.save(ctx, tx, *a); err != nil {
-		return err
-	}
-	if err := t.showTx(ctx, tx); err != nil {
-		return err
-	}
-	if err := quota.TakePrompt(ctx, tx, c.TenantID, p.s.o.Quotas); err != nil { // and the account's counter: last, as everywhere
-		return err
-	}
-	return p.s.tell(ctx, tx, c.TenantID, c.ID)
+	return nil
 }

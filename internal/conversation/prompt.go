@@ -97,7 +97,7 @@ func (s *Service) Prompt(ctx context.Context, actor tenant.Actor, id uuid.UUID, 
 	if err := in.validate(); err != nil {
 		return Turn{}, err
 	}
-	if p := s.ready(id); p != nil && p.tenant == actor.TenantID {
+	if p := s.ready(id); p != nil && p.tenant == actor.TenantID && actor.Scope != tenant.ScopeSandbox { // what that may reach is looked up
 		turn, err := p.hand(ctx, actor, in)
 		if err == nil {
 			return viewTurn(turn)
@@ -161,7 +161,7 @@ func checkBusy(open []queries.Turn, queue bool) error {
 // accept opens a turn of a locked conversation, which waits for whoever claims it. The quota's row and then the account's
 // counter are locked last, as everywhere.
 func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput) (queries.Turn, error) {
-	turn, op, err := s.insert(ctx, tx, actor, c, in, false)
+	turn, op, err := s.insert(ctx, tx, actor, c.ID, c.WorkspaceID, in, false)
 	if err != nil {
 		return queries.Turn{}, err
 	}
@@ -172,9 +172,9 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	return turn, s.tell(ctx, tx, c.TenantID, c.ID)
 }
 
-// insert adds a turn with its operation. sent: it begins as it is made, its prompt is sent once that is committed, and its
-// operation is ours.
-func (s *Service) insert(ctx context.Context, tx db.Tx, actor tenant.Actor, c queries.Conversation, in PromptInput, sent bool) (queries.Turn, queries.Operation, error) {
+// insert adds a turn of a conversation in a workspace, with its operation. sent: it begins as it is made, its prompt is sent
+// once that is committed, and its operation is ours. What has ended takes none: there is no row then.
+func (s *Service) insert(ctx context.Context, tx db.Tx, actor tenant.Actor, id, workspaceID uuid.UUID, in PromptInput, sent bool) (queries.Turn, queries.Operation, error) {
 	images := make([]image, len(in.Images))
 	for i, img := range in.Images {
 		images[i] = image{MediaType: img.MediaType, Data: img.Data}
@@ -183,37 +183,26 @@ func (s *Service) insert(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err != nil {
 		return queries.Turn{}, queries.Operation{}, err
 	}
-	p := queries.InsertTurnParams{ID: uuid.Must(uuid.NewV7()), ConversationID: c.ID, TurnNumber: c.TurnCount + 1, Prompt: in.Prompt, AskedBy: actor.By(), Images: stored,
-		ClientRequestID: in.ClientRequestID, Model: c.Model, WaitingFor: ForQueue, CredentialID: c.InferenceCredentialID, Sent: sent}
-	count := queries.CountTurnParams{ID: c.ID, TurnNumber: p.TurnNumber, Title: c.Title, Status: c.Status}
-	op := queries.Operation{TenantID: c.TenantID, ID: uuid.Must(uuid.NewV7()), Kind: "turn", WorkspaceID: &c.WorkspaceID, ConversationID: &c.ID, TurnID: &p.ID}
+	p := queries.InsertTurnParams{ID: uuid.Must(uuid.NewV7()), ConversationID: id, Prompt: in.Prompt, AskedBy: actor.By(), Images: stored,
+		ClientRequestID: in.ClientRequestID, WaitingFor: ForQueue, Sent: sent}
+	op := queries.Operation{TenantID: actor.TenantID, ID: uuid.Must(uuid.NewV7()), Kind: "turn", WorkspaceID: &workspaceID, ConversationID: &id, TurnID: &p.ID}
 	if sent {
-		p.WaitingFor, count.Status = ForModel, Running
-		op.Owner, op.Epoch = &s.o.Owner, 1
-	}
-	if c.InferenceCredentialID != nil {
-		p.Source = sourceOwn
-	}
-	if count.Title == "" {
-		count.Title = titleOf(in.Prompt)
+		p.WaitingFor, op.Owner, op.Epoch = ForModel, &s.o.Owner, 1
 	}
 	turn, err := tx.InsertTurn(ctx, p)
 	if err != nil {
 		return queries.Turn{}, queries.Operation{}, err
 	}
-	if err := tx.CountTurn(ctx, count); err != nil {
+	if err := tx.CountTurn(ctx, queries.CountTurnParams{ID: id, TurnNumber: turn.TurnNumber, Title: titleOf(in.Prompt), Sent: sent}); err != nil {
 		return queries.Turn{}, queries.Operation{}, err
 	}
-	err = tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: op.ID, WorkspaceID: c.WorkspaceID, ConversationID: c.ID, TurnID: turn.ID,
+	err = tx.InsertTurnOperation(ctx, queries.InsertTurnOperationParams{ID: op.ID, WorkspaceID: workspaceID, ConversationID: id, TurnID: turn.ID,
 		Owner: op.Owner, Lease: lease.Seconds()})
 	if err != nil {
 		return queries.Turn{}, queries.Operation{}, err
 	}
-	return turn, op, audit.Write(ctx, tx, actor, audit.ConversationPrompt, resource, c.ID)
+	return turn, op, audit.Write(ctx, tx, actor, audit.ConversationPrompt, resource, id)
 }
-
-// sourceOwn says that the account's own key pays.
-const sourceOwn = "own"
 
 // titleOf makes a title from a prompt: the first line with text in it, cut to size.
 func titleOf(prompt string) string {

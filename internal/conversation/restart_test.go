@@ -172,6 +172,65 @@ func TestConnectionsToTheDatabaseThatBreakLoseAndDoubleNothing(t *testing.T) {
 	}
 }
 
+// Whatever becomes of the commit's answer: a prompt that was taken is worked on once, and one that was not leaves nothing.
+func TestPromptsWhoseConnectionsBreakAreTakenOnceOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	must(t, w.Ask(c, "say begin."), conversation.Completed, "")
+	owner := w.Instance.Database.Owner(t)
+	quiet, stop := context.WithCancel(t.Context())
+	var breaking sync.WaitGroup
+	breaking.Go(func() {
+		for quiet.Err() == nil {
+			if _, err := owner.Exec(t.Context(), "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"); err != nil {
+				t.Error(err)
+				return
+			}
+			time.Sleep(15 * time.Millisecond)
+		}
+	})
+	taken := map[string]bool{}
+	for i := range 40 {
+		text := fmt.Sprintf("say %d.", i)
+		turn, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: text})
+		if err != nil {
+			time.Sleep(5 * time.Millisecond)
+			continue
+		}
+		taken[text] = true
+		w.Until("the turn to end", func() bool {
+			now, err := w.Conversations.Turn(t.Context(), w.Owner.Actor, c, turn.TurnNumber)
+			return err == nil && now.EndedAt != nil
+		})
+	}
+	stop()
+	breaking.Wait()
+	w.Until("every turn to end", func() bool {
+		now, err := w.Conversations.Get(t.Context(), w.Owner.Actor, c)
+		return err == nil && now.CurrentTurn == nil
+	})
+	prompts := map[string]int{}
+	for _, b := range conversationtest.Bodies[transcript.PromptBody](w, c, transcript.Prompt) {
+		prompts[b.Text]++
+	}
+	said := w.Said(c)
+	for text, n := range prompts {
+		words, _ := strings.CutPrefix(text, "say ")
+		if got := strings.Count("."+said, "."+words); n != 1 || got != 1 {
+			t.Errorf("%q stands %d times in the transcript, and was answered %d times", text, n, got)
+		}
+	}
+	for text := range taken {
+		if prompts[text] == 0 {
+			t.Errorf("%q was taken and is not in the transcript", text)
+		}
+	}
+	if len(taken) == 0 || len(taken) == 40 {
+		t.Errorf("%d of 40 prompts were taken: this showed nothing", len(taken))
+	}
+}
+
 // stored is how much of a conversation's messages is stored, read past the server's own connections.
 func stored(t *testing.T, owner *pgx.Conn, c uuid.UUID) int {
 	t.Helper()
