@@ -55,7 +55,7 @@ func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInp
 	remasked.Go(func() { p.remask(ctx) })
 	defer remasked.Wait()
 	a := p.next()
-	a.Prompt = p.peer.NextID()
+	a.TurnID, a.Prompt = nil, p.peer.NextID()
 	err := p.s.db.InTenant(ctx, p.tenant, func(tx db.Tx) error { return p.handTx(ctx, tx, actor, in, t, &a) })
 	if err != nil && a.TurnID != nil {
 		err = p.handed(a, err)

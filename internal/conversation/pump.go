@@ -479,8 +479,11 @@ func (p *process) checkpoint(ctx context.Context, op *operation, change func(*ad
 		}
 		return also(tx)
 	}))
-	if err == nil {
+	switch {
+	case err == nil:
 		p.stored(a)
+	case errors.Is(err, errFenced):
+		p.stopped(err) // what it knows of the adapter is not what is so: whoever goes on reads it anew
 	}
 	return err
 }

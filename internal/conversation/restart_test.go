@@ -3,7 +3,9 @@ package conversation_test
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -179,55 +181,49 @@ func TestPromptsWhoseConnectionsBreakAreTakenOnceOrNotAtAll(t *testing.T) {
 	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
 	must(t, w.Ask(c, "say begin."), conversation.Completed, "")
 	owner := w.Instance.Database.Owner(t)
-	quiet, stop := context.WithCancel(t.Context())
-	var breaking sync.WaitGroup
-	breaking.Go(func() {
-		for quiet.Err() == nil {
+	taken := map[string]bool{}
+	const prompts = 40
+	for i := range prompts {
+		var breaking sync.WaitGroup
+		breaking.Go(func() {
+			time.Sleep(time.Duration(i) * 400 * time.Microsecond) // somewhere in the prompt's way, another place each time
 			if _, err := owner.Exec(t.Context(), "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"); err != nil {
 				t.Error(err)
-				return
 			}
-			time.Sleep(15 * time.Millisecond)
-		}
-	})
-	taken := map[string]bool{}
-	for i := range 40 {
+		})
 		text := fmt.Sprintf("say %d.", i)
 		turn, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: text})
-		if err != nil {
-			time.Sleep(5 * time.Millisecond)
-			continue
+		breaking.Wait()
+		if err == nil {
+			taken[text] = true
+			w.Until("the turn to end", func() bool {
+				now, err := w.Conversations.Turn(t.Context(), w.Owner.Actor, c, turn.TurnNumber)
+				return err == nil && now.EndedAt != nil
+			})
 		}
-		taken[text] = true
-		w.Until("the turn to end", func() bool {
-			now, err := w.Conversations.Turn(t.Context(), w.Owner.Actor, c, turn.TurnNumber)
-			return err == nil && now.EndedAt != nil
-		})
 	}
-	stop()
-	breaking.Wait()
 	w.Until("every turn to end", func() bool {
 		now, err := w.Conversations.Get(t.Context(), w.Owner.Actor, c)
 		return err == nil && now.CurrentTurn == nil
 	})
-	prompts := map[string]int{}
+	shown := map[string]int{}
 	for _, b := range conversationtest.Bodies[transcript.PromptBody](w, c, transcript.Prompt) {
-		prompts[b.Text]++
+		shown[b.Text]++
 	}
 	said := w.Said(c)
-	for text, n := range prompts {
+	for text, n := range shown {
 		words, _ := strings.CutPrefix(text, "say ")
 		if got := strings.Count("."+said, "."+words); n != 1 || got != 1 {
 			t.Errorf("%q stands %d times in the transcript, and was answered %d times", text, n, got)
 		}
 	}
 	for text := range taken {
-		if prompts[text] == 0 {
+		if shown[text] == 0 {
 			t.Errorf("%q was taken and is not in the transcript", text)
 		}
 	}
-	if len(taken) == 0 || len(taken) == 40 {
-		t.Errorf("%d of 40 prompts were taken: this showed nothing", len(taken))
+	if len(taken) == 0 || len(taken) == prompts {
+		t.Errorf("%d of %d prompts were taken: this showed nothing", len(taken), prompts)
 	}
 }
 
