@@ -109,7 +109,7 @@ func (t *turn) machine(ctx context.Context) (*workspace.Up, error) {
 func (t *turn) here(ctx context.Context) (*process, error) {
 	a, err := readAdapter(t.c.Adapter)
 	p := t.s.ready(t.c.ID)
-	if err != nil || t.moved || a == nil || !a.Session || p == nil || p.execID != a.ExecID.String() {
+	if err != nil || t.moved || a == nil || !a.Session || p == nil || p.execID != a.ExecID.String() || !p.client().Answers() {
 		return nil, err
 	}
 	if _, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c); err != nil {

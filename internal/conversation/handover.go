@@ -50,13 +50,24 @@ func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInp
 	if err := p.commit(); err != nil { // what it said between turns
 		return err
 	}
+	// A machine that has just gone takes no prompt with it.
+	there := make(chan bool, 1)
+	go func() { there <- p.client().Answers() }()
 	// What its masks must know by the time the agent reads the prompt is read beside the transaction.
 	var remasked sync.WaitGroup
 	remasked.Go(func() { p.remask(ctx) })
 	defer remasked.Wait()
 	a := p.next()
 	a.TurnID, a.Prompt = nil, p.peer.NextID()
-	err := p.s.db.InTenant(ctx, p.tenant, func(tx db.Tx) error { return p.handTx(ctx, tx, actor, in, t, &a) })
+	err := p.s.db.InTenant(ctx, p.tenant, func(tx db.Tx) error {
+		if err := p.handTx(ctx, tx, actor, in, t, &a); err != nil {
+			return err
+		}
+		if !<-there {
+			return errNotIdle
+		}
+		return nil
+	})
 	if err != nil && a.TurnID != nil {
 		err = p.handed(a, err)
 	}

@@ -186,6 +186,9 @@ func TestPromptsWhoseConnectionsBreakAreTakenOnceOrNotAtAll(t *testing.T) {
 	for i := range prompts {
 		var breaking sync.WaitGroup
 		breaking.Go(func() {
+			if i%4 == 3 {
+				return // what the last ones broke is mended by one that nothing disturbs
+			}
 			time.Sleep(time.Duration(i) * 400 * time.Microsecond) // somewhere in the prompt's way, another place each time
 			if _, err := owner.Exec(t.Context(), "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"); err != nil {
 				t.Error(err)

@@ -46,9 +46,10 @@ func (e *Refused) Error() string { return "the machine's guest refused: " + e.Me
 
 // Limits of the client.
 const (
-	dialTimeout   = 30 * time.Second // for the guest's hello, when the caller's context has no deadline
-	cleanupPeriod = 10 * time.Second // for ending a command whose caller went away
-	maxCollected  = 64 << 20         // bytes per stream that Run collects of a protocol
+	dialTimeout   = 30 * time.Second       // for the guest's hello, when the caller's context has no deadline
+	pingPatience  = 100 * time.Millisecond // for a guest to say that it is there
+	cleanupPeriod = 10 * time.Second       // for ending a command whose caller went away
+	maxCollected  = 64 << 20               // bytes per stream that Run collects of a protocol
 )
 
 // Client is one connection to a guest. Safe for concurrent use.
@@ -86,6 +87,25 @@ func (c *Client) Close() error { return c.session.Close() }
 
 // Done is closed when the connection has ended.
 func (c *Client) Done() <-chan struct{} { return c.session.CloseChan() }
+
+// Answers tells whether the guest still does. One that is slow to say so, on a busy host, counts as there.
+func (c *Client) Answers() bool {
+	answered := make(chan error, 1)
+	go func() {
+		_, err := c.session.Ping()
+		answered <- err
+	}()
+	patience := time.NewTimer(pingPatience)
+	defer patience.Stop()
+	select {
+	case err := <-answered:
+		return err == nil
+	case <-c.Done():
+		return false
+	case <-patience.C:
+		return true
+	}
+}
 
 // exchange is one stream: a request, its answer, and what flows after it. It ends with its context.
 type exchange struct {
