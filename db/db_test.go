@@ -164,6 +164,35 @@ func TestWhatIsToBeDoneAfterACommitIsDoneAfterNoOtherEnd(t *testing.T) {
 	}
 }
 
+// PostgreSQL was restarted while connections lay in the pool: nobody's request fails for it.
+func TestConnectionsThatEndedInThePoolArePassedOver(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t)
+	a := d.Account(t)
+	ctx := t.Context()
+	owner := d.Owner(t)
+	for range 5 {
+		var busy sync.WaitGroup
+		for range 4 { // so that there are several
+			busy.Go(func() {
+				if err := d.InTenant(ctx, a, func(tx db.Tx) error { return tx.Exec(ctx, "select pg_sleep(0.02)") }); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		busy.Wait()
+		if _, err := owner.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Tenant(a).Tenant(ctx); err != nil {
+			t.Errorf("a statement: %v", err)
+		}
+		if err := d.InTenant(ctx, a, func(tx db.Tx) error { return tx.TakePrompt(ctx, 1000) }); err != nil {
+			t.Errorf("a transaction: %v", err)
+		}
+	}
+}
+
 func TestConcurrentAccountsOnFewConnectionsNeverCross(t *testing.T) {
 	t.Parallel()
 	d := dbtest.NewWith(t, db.Options{MaxConns: 4})

@@ -2,8 +2,10 @@ package db
 
 import (
 	"context"
+	"errors"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,16 +26,58 @@ type piped struct {
 // docs/benchmarks.md. Works through a pooler in transaction mode, since nothing outlives the transaction.
 func statements(pool *pgxpool.Pool, tenant uuid.UUID) piped {
 	return piped{func(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
-		var b pgx.Batch
-		b.Queue(setTenant, tenant.String())
-		b.Queue(sql, args...)
-		results := pool.SendBatch(ctx, &b)
-		if _, err := results.Exec(); err != nil {
-			results.Close()
+		conn, results, err := begun(ctx, pool, []statement{{setTenant, []any{tenant.String()}}, {sql, args}})
+		if err != nil {
 			return nil, err
 		}
-		return results, nil
+		return &releasing{results, conn}, nil
 	}}
+}
+
+// maxDead is how many connections that PostgreSQL has ended are passed over: all of a pool's, and more.
+const maxDead = 100
+
+// begun sends statements on a connection of the pool and takes the first one's result. That PostgreSQL ended a connection
+// while it lay in the pool, as when it was restarted, is noticed only now: nothing was run then, and the next connection
+// takes them.
+func begun(ctx context.Context, pool *pgxpool.Pool, all []statement) (*pgxpool.Conn, pgx.BatchResults, error) {
+	for tries := 1; ; tries++ {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		var b pgx.Batch
+		for _, s := range all {
+			b.Queue(s.sql, s.args...)
+		}
+		results := conn.SendBatch(ctx, &b)
+		if _, err = results.Exec(); err == nil {
+			return conn, results, nil
+		}
+		results.Close()
+		conn.Release()
+		if !unheard(err) || tries == maxDead || ctx.Err() != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// unheard tells, of the error of a batch's first statement, that PostgreSQL ran none of it: it could not be sent, or what
+// came back instead of the first answer is that the connection had ended.
+func unheard(err error) bool {
+	var pg *pgconn.PgError
+	return pgconn.SafeToRetry(err) || errors.As(err, &pg) && pg.Severity == "FATAL" && pg.Code == pgerrcode.AdminShutdown
+}
+
+// releasing gives the connection back with the end of the batch.
+type releasing struct {
+	pgx.BatchResults
+	conn *pgxpool.Conn
+}
+
+func (r *releasing) Close() error {
+	defer r.conn.Release()
+	return r.BatchResults.Close()
 }
 
 func (p piped) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {

@@ -117,24 +117,24 @@ func (t *transaction) Exec(ctx context.Context, sql string, args ...any) (pgconn
 func (t *transaction) sendAll(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
 	waited := t.waiting
 	t.waiting = nil
+	var results pgx.BatchResults
 	if t.conn == nil {
-		conn, err := t.pool.Acquire(ctx)
-		if err != nil {
+		if t.tenant != uuid.Nil {
+			waited = append([]statement{{setTenant, []any{t.tenant.String()}}}, waited...)
+		}
+		all := append(append([]statement{{sql: "begin"}}, waited...), statement{sql, args})
+		var err error
+		if t.conn, results, err = begun(ctx, t.pool, all); err != nil {
 			return nil, err
 		}
-		t.conn = conn
-		begin := []statement{{sql: "begin"}}
-		if t.tenant != uuid.Nil {
-			begin = append(begin, statement{setTenant, []any{t.tenant.String()}})
+	} else {
+		var b pgx.Batch
+		for _, s := range waited {
+			b.Queue(s.sql, s.args...)
 		}
-		waited = append(begin, waited...)
+		b.Queue(sql, args...)
+		results = t.conn.SendBatch(ctx, &b)
 	}
-	var b pgx.Batch
-	for _, s := range waited {
-		b.Queue(s.sql, s.args...)
-	}
-	b.Queue(sql, args...)
-	results := t.conn.SendBatch(ctx, &b)
 	for _, s := range waited {
 		if _, err := results.Exec(); err != nil {
 			results.Close()
