@@ -47,8 +47,8 @@ func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInp
 	if ctx.Err() != nil || p.closing.Load() || p.turn != nil || p.exit != nil || p.broken != nil || !p.committed.Session || len(in.Images) > 0 && !p.caps.Image {
 		return errNotIdle
 	}
-	if err := p.commit(); err != nil { // what it said between turns
-		return err
+	if p.commit() != nil { // what it said between turns; the pump says what is wrong, and stops
+		return errNotIdle
 	}
 	// A machine that has just gone takes no prompt with it.
 	there := make(chan bool, 1)
@@ -59,14 +59,16 @@ func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInp
 	defer remasked.Wait()
 	a := p.next()
 	a.TurnID, a.Prompt = nil, p.peer.NextID()
-	err := p.s.db.InTenant(ctx, p.tenant, func(tx db.Tx) error {
+	var params map[string]any
+	err := p.s.db.InTenant(ctx, p.tenant, func(tx db.Tx) (err error) {
 		if err := p.handTx(ctx, tx, actor, in, t, &a); err != nil {
 			return err
 		}
 		if !<-there {
 			return errNotIdle
 		}
-		return nil
+		params, err = promptParams(p.session, t.row, p.caps)
+		return err
 	})
 	if err != nil && a.TurnID != nil {
 		err = p.handed(a, err)
@@ -78,10 +80,6 @@ func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInp
 	p.stored(a)
 	t.begun = true
 	p.begin(t)
-	params, err := promptParams(p.session, t.row, p.caps)
-	if err != nil {
-		return err
-	}
 	remasked.Wait()
 	if err := p.peer.SendRequest(ctx, a.Prompt, sdk.AgentMethodSessionPrompt, params); err != nil {
 		p.s.log.Warn("a prompt was not taken by an agent", "conversation", p.id, "turn", t.row.ID, "error", err)
@@ -110,6 +108,7 @@ func (p *process) handed(a adapter, failed error) error {
 	}
 	now, err := readAdapter(raw)
 	if err == nil && now != nil && now.TurnID != nil && *now.TurnID == *a.TurnID {
+		p.s.o.Writer.Announce(p.tenant, p.id) // as the commit would have
 		return nil
 	}
 	return failed
@@ -117,7 +116,7 @@ func (p *process) handed(a adapter, failed error) error {
 
 func (p *process) handTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in PromptInput, t *turn, a *adapter) (err error) {
 	if t.row, t.op.row, err = p.s.insert(ctx, tx, actor, p.id, p.workspace, in, true); err != nil {
-		if db.NotFound(err) {
+		if db.NotFound(err) || db.IsUnique(err, "turns_one_running") { // it has ended; another turn runs, of another server
 			return errNotIdle
 		}
 		return err
@@ -127,18 +126,13 @@ func (p *process) handTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in P
 	t.runtime = p.runtime
 	a.TurnID = &t.row.ID
 	p.s.keepTurn(t)
-	for _, write := range []func() error{
-		func() error { return tx.RequireOnlyTurn(ctx, p.id, t.row.ID) },
-		func() error { return tx.RequireMachine(ctx, p.workspace, p.machine) },
-		func() error { return tx.RequireBound(ctx, p.id) },
-		func() error { return p.save(ctx, tx, *a) },
-		func() error { return t.showTx(ctx, tx) },
-		func() error { return quota.TakePrompt(ctx, tx, p.tenant, p.s.o.Quotas) }, // and the account's counter: last, as everywhere
-		func() error { return p.s.tell(ctx, tx, p.tenant, p.id) },
-	} {
-		if err := write(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join( // none of them answers: they travel with the commit, in this order
+		tx.RequireOnlyTurn(ctx, p.id, t.row.ID),
+		tx.RequireMachine(ctx, p.workspace, p.machine),
+		tx.RequireBound(ctx, p.id),
+		p.save(ctx, tx, *a),
+		t.showTx(ctx, tx),
+		quota.TakePrompt(ctx, tx, p.tenant, p.s.o.Quotas), // and the account's counter: last, as everywhere
+		p.s.tell(ctx, tx, p.tenant, p.id),
+	)
 }
