@@ -12,6 +12,7 @@ import (
 
 	"managoat/internal/conversation"
 	"managoat/internal/conversation/conversationtest"
+	"managoat/internal/refusal"
 	"managoat/internal/transcript"
 )
 
@@ -227,6 +228,31 @@ func TestPromptsWhoseConnectionsBreakAreTakenOnceOrNotAtAll(t *testing.T) {
 	}
 	if len(taken) == 0 || len(taken) == prompts {
 		t.Errorf("%d of %d prompts were taken: this showed nothing", len(taken), prompts)
+	}
+}
+
+// A turn of another server, of which this one has not heard, is met by the database.
+func TestAnIdleAgentIsHandedNothingWhileAnotherServersTurnIsOpen(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	must(t, w.Ask(c, "say one"), conversation.Completed, "")
+	owner := w.Instance.Database.Owner(t)
+	for _, status := range []string{conversation.Running, conversation.Pending} {
+		if _, err := owner.Exec(t.Context(), `insert into turns select (jsonb_populate_record(t, jsonb_build_object(
+			'id', gen_random_uuid(), 'turn_number', 99, 'status', $2::text, 'ended_at', null))).* from turns t where conversation_id = $1 and turn_number = 1`, c, status); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: "say two"}); !refusal.Is(err, refusal.ConversationBusy) {
+			t.Errorf("while one is %s: %v", status, err)
+		}
+		if _, err := owner.Exec(t.Context(), "delete from turns where conversation_id = $1 and turn_number = 99", c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(t, w.Ask(c, "say  three"), conversation.Completed, "")
+	if said := w.Said(c); said != "one three" {
+		t.Errorf("the agent said %q", said)
 	}
 }
 
