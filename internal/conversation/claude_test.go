@@ -3,6 +3,7 @@ package conversation_test
 import (
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -159,6 +160,36 @@ func TestClaudesConfigHomeStartsFromTheTemplate(t *testing.T) {
 	homeMade(t, w, linked)
 	if exists(t, w, ws.ID, "/home/sprite/.managoat/c/"+linked.String()+"/later") {
 		t.Error("the linked template was copied")
+	}
+}
+
+func TestNoPromptStartsASecondClaudeToLookAtItsKey(t *testing.T) {
+	t.Parallel()
+	w := conversationtest.New(t)
+	conversationtest.InstallClaude(t)
+	w.Outside.Model.Script("hello", testworld.Reply{testworld.Say("Hello.")})
+	ws := w.Workspace(w.Environment(nil))
+	c := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID}).ID
+	// spent is the CPU time of all the adapter's children that have ended, in clock ticks.
+	spent := func() int {
+		t.Helper()
+		w.Until("what the adapter started beside its agent to end", func() bool { return w.InMachine(ws.ID, "pgrep -cf 'claude auth [s]tatus' || true") == "0" })
+		ticks, err := strconv.Atoi(w.InMachine(ws.ID, `awk '{print $16 + $17}' /proc/$(pgrep -f '[n]ode_modules/.*claude-agent-acp')/stat`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ticks
+	}
+	must(t, w.Ask(c, "hello"), conversation.Completed, "")
+	started := spent()
+	if started == 0 {
+		t.Fatal("the adapter's own look at its start was not seen") // the pinned version looks once when it starts
+	}
+	for range 3 {
+		must(t, w.Ask(c, "hello"), conversation.Completed, "")
+	}
+	if now := spent(); now != started {
+		t.Errorf("children of the adapter used %d ticks of CPU beside three prompts", now-started)
 	}
 }
 

@@ -31,6 +31,8 @@ func (command) Capabilities() sdk.ClientCapabilities {
 	return sdk.ClientCapabilities{Fs: sdk.FileSystemCapabilities{ReadTextFile: true, WriteTextFile: true}, Terminal: true}
 }
 
+func (command) AuthMethod() string { return "" }
+
 func (command) Mode() string { return "" }
 
 func (command) Outcome(t ToolCall) Outcome { return outcome(t) }

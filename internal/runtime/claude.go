@@ -67,7 +67,13 @@ func (claude) Merges(Launch) []Merge {
 	}
 }
 
-func (claude) Capabilities() sdk.ClientCapabilities { return sdk.ClientCapabilities{} }
+func (claude) Capabilities() sdk.ClientCapabilities {
+	return sdk.ClientCapabilities{Auth: sdk.AuthCapabilities{Meta: map[string]any{"gateway": true}}}
+}
+
+// AuthMethod gateway without a gateway's address leaves the environment's in place. Without it the adapter runs
+// `claude auth status` at every prompt, beside the model's work: 100 MB and up to half a second of CPU.
+func (claude) AuthMethod() string { return "gateway" }
 
 // Mode default asks before a tool acts; the answer is the conversation's policy.
 func (claude) Mode() string { return "default" }

@@ -40,6 +40,8 @@ type Runtime interface {
 	Merges(Launch) []Merge
 	// Capabilities of the client, that it makes use of.
 	Capabilities() sdk.ClientCapabilities
+	// AuthMethod is the method of the protocol's authenticate that tells an agent that its keys are a gateway's; "" for none.
+	AuthMethod() string
 	// Mode is set by session/set_mode after each new, load and resume; "" leaves the agent's own.
 	Mode() string
 	// Outcome reads what the runtime's own fields say about a tool call that has ended.

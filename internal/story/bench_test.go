@@ -29,8 +29,10 @@ import (
 
 // Sizes of the benchmarks of the whole product.
 const (
-	benchPrompts = 100 // of each side, since an adapter takes 40 to 150 ms by itself; the first few warm up and do not count
+	benchPairs   = 4  // of agents: two processes of one adapter differ by up to 15 ms, each for as long as it lives
+	benchPrompts = 50 // to each agent; the first few warm up and do not count
 	benchWarm    = 10
+	benchRest    = 50 * time.Millisecond // before a prompt: what an adapter does after a turn is not to fall into another's
 	benchStarts  = 5
 	benchStart   = 2 * time.Second // a start that takes longer is told of
 )
@@ -67,10 +69,7 @@ func BenchmarkPrompt(b *testing.B) {
 	s, world := own(b, "MANAGOAT_PROMPTS_PER_MINUTE=1000")
 	a := s.account(b)
 	a.credential(world)
-	w := a.ready(a.workspace(a.environment(nil)).ID)
-	id := a.launch(a.claude(nil), body{"workspace_id": w.ID}).ID
-	rows := a.rowsOf(id)
-	hand := byHand(b, world, a.ModelKey, machine(*w.SandboxID))
+	agent, w := a.claude(nil), a.ready(a.workspace(a.environment(nil)).ID)
 	n := 0
 	// prompt has a side ask something, and tells when the model was asked.
 	prompt := func(side string, ask func(text string, goOn func()) (began, said time.Time)) (began, asked, said time.Time) {
@@ -79,31 +78,40 @@ func BenchmarkPrompt(b *testing.B) {
 		gate := testworld.NewGate()
 		defer gate.Open()
 		world.Model.Script(marker, testworld.Reply{testworld.Say("These are the first words. "), testworld.Wait(gate), testworld.Say("These are the last.")})
+		time.Sleep(benchRest)
 		began, said = ask("Please "+marker, gate.Open)
 		calls := world.Model.Calls()
 		i := slices.IndexFunc(calls, func(c testworld.ModelCall) bool { return c.Marker == marker })
 		return began, calls[i].At, said
 	}
-	turn := 0
-	ours := func(text string, goOn func()) (began, said time.Time) {
-		turn++
-		began = time.Now()
-		a.prompt(id, text)
-		rows.next(b, func(e Event) bool { return e.Type == "message" && e.TurnNumber == turn })
-		said = time.Now()
-		goOn()
-		rows.next(b, func(e Event) bool { return e.Type == "stage" && e.Body.Stage == "turn" && e.TurnNumber == turn })
-		return began, said
-	}
 	for b.Loop() {
 		var through, direct hops
-		for i := range benchPrompts {
-			x, y, z := prompt("the product", ours)
-			p, q, r := prompt("the hand", func(text string, goOn func()) (began, said time.Time) { return hand.prompt(b, text, goOn) })
-			if i >= benchWarm {
-				through.add(x, y, z)
-				direct.add(p, q, r)
+		for range benchPairs {
+			id := a.launch(agent, body{"workspace_id": w.ID}).ID
+			rows := a.rowsOf(id)
+			hand := byHand(b, world, a.ModelKey, machine(*w.SandboxID))
+			turn := 0
+			ours := func(text string, goOn func()) (began, said time.Time) {
+				turn++
+				began = time.Now()
+				a.prompt(id, text)
+				rows.next(b, func(e Event) bool { return e.Type == "message" && e.TurnNumber == turn })
+				said = time.Now()
+				goOn()
+				rows.next(b, func(e Event) bool { return e.Type == "stage" && e.Body.Stage == "turn" && e.TurnNumber == turn })
+				return began, said
 			}
+			theirs := func(text string, goOn func()) (began, said time.Time) { return hand.prompt(b, text, goOn) }
+			for i := range benchPrompts {
+				x, y, z := prompt("the product", ours)
+				p, q, r := prompt("the hand", theirs)
+				if i >= benchWarm {
+					through.add(x, y, z)
+					direct.add(p, q, r)
+				}
+			}
+			a.do("POST", "/api/conversations/"+id+"/terminate", nil)
+			hand.stop()
 		}
 		t, d := through.total(), direct.total()
 		b.ReportMetric(milliseconds(t-d), "ms-more")
@@ -180,6 +188,7 @@ type handDriven struct {
 	peer    *acp.Peer
 	session string
 	chunks  chan time.Time // when the agent said something
+	stop    func()
 }
 
 // byHand starts the adapter that the product starts, as a process of the test, and opens its session. It gets its CPU time
@@ -242,7 +251,7 @@ func byHand(b *testing.B, world *testworld.World, key, machine string) *handDriv
 			}
 		}
 	})
-	b.Cleanup(func() {
+	h.stop = sync.OnceFunc(func() {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the adapter's children outlive it
 		reading.Wait()
 		cmd.Wait()
@@ -250,9 +259,13 @@ func byHand(b *testing.B, world *testworld.World, key, machine string) *handDriv
 			b.Logf("the adapter's standard error:\n%s", stderr.Bytes())
 		}
 	})
+	b.Cleanup(h.stop)
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	defer cancel()
 	if err := h.peer.Call(ctx, sdk.AgentMethodInitialize, sdk.InitializeRequest{ProtocolVersion: sdk.ProtocolVersionNumber, ClientCapabilities: claude.Capabilities()}, nil); err != nil {
+		b.Fatal(err)
+	}
+	if err := h.peer.Call(ctx, sdk.AgentMethodAuthenticate, sdk.AuthenticateRequest{MethodId: claude.AuthMethod()}, nil); err != nil {
 		b.Fatal(err)
 	}
 	var opened struct{ SessionID string }
