@@ -46,6 +46,7 @@ type ConversationPage struct {
 	EarlierURL string // of the rows before the first one shown; "" when these are all
 	NewestURL  string // of the newest rows, when these are older ones
 	Transcript *Transcript
+	Queue      []Queued
 	Working    Working
 	Composer   Composer
 	Facts      Facts
@@ -68,6 +69,14 @@ type Working struct {
 	Since time.Time
 }
 
+// Queued is a prompt that waits behind the turn that runs, or is next.
+type Queued struct {
+	Turn        int
+	Behind      int // the turn before it
+	Text        string
+	WithdrawURL string
+}
+
 // Composer is where a person writes.
 type Composer struct {
 	Action      string
@@ -75,7 +84,7 @@ type Composer struct {
 	Closed      string // why nothing can be sent any more: "This conversation has ended."
 	Placeholder string
 	Note        *Problem // why the last prompt was refused
-	Busy        bool     // a turn runs; prompts are refused until it ends
+	Busy        bool     // a turn runs; what is sent waits behind it
 }
 
 // Facts is the side panel.

@@ -35,6 +35,8 @@ const (
 	IDTranscript   = "transcript"
 	IDTurnState    = "turn-state"
 	IDWorking      = "working"
+	IDQueue        = "queue"
+	IDSend         = "send"
 	IDFacts        = "facts"
 	IDComposer     = "end"
 	IDComposerNote = "composer-note"

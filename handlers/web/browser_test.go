@@ -97,16 +97,26 @@ func theConsoleIsLive(t *testing.T, s *site) {
 		t.Errorf("page and stream part:\n page   …%s\n stream …%s", around(page, at), around(streamed, at))
 	}
 
-	// A refused prompt stays in the composer; Esc asks before it interrupts.
+	// What is sent while a turn runs waits in sight, and can be withdrawn; a refused prompt stays in the composer; Esc asks
+	// before it interrupts.
 	b.Run(`window.same = true`)
 	b.Type("#prompt", "sleep 600000")
 	b.Run(`document.querySelector("#composer").requestSubmit()`)
 	b.Until(`document.querySelector("#interrupt")`)
 	b.Until(`document.querySelector("#prompt").value === ""`)
-	b.Type("#prompt", "say too early")
+	b.Until(`document.querySelector("#send").innerText === "Queue"`)
+	for _, text := range []string{"say never", "say afterwards"} {
+		b.Type("#prompt", text)
+		b.Run(`document.querySelector("#composer").requestSubmit()`)
+		b.Until(fmt.Sprintf(`document.querySelector("#queue").innerText.includes(%q)`, text))
+		b.Until(`document.querySelector("#prompt").value === ""`)
+	}
+	b.Click("#queue li:first-child button")
+	b.Until(`document.querySelectorAll("#queue li").length === 1`)
+	b.Type("#prompt", " ")
 	b.Run(`document.querySelector("#composer").requestSubmit()`)
-	b.Until(`document.querySelector("#composer-note").innerText.includes("conversation_busy")`)
-	if got := b.Text(`document.querySelector("#prompt").value`); got != "say too early" {
+	b.Until(`document.querySelector("#composer-note").innerText.includes("invalid_prompt")`)
+	if got := b.Text(`document.querySelector("#prompt").value`); got != " " {
 		t.Errorf("the composer holds %q", got)
 	}
 	b.Until(`document.querySelector("#transcript").innerText.includes("sleep 600000")`)
@@ -114,19 +124,18 @@ func theConsoleIsLive(t *testing.T, s *site) {
 	b.Until(`document.querySelector("#interrupt-dialog").open`)
 	b.Click("#interrupt-dialog button.danger")
 	b.Until(`document.querySelector("#transcript").innerText.includes("Turn 3 interrupted")`)
-	b.Until(`document.querySelector("#turn-state").innerText.includes("idle")`)
-	if b.True(`document.querySelector("#transcript").innerText.includes("too early")`) || !b.True("window.same") {
-		t.Error("a refused prompt is shown as sent, or the page was loaded again")
+	b.Until(`document.querySelector("#transcript").innerText.includes("Turn 5 completed")`)
+	b.Until(`document.querySelector("#turn-state").innerText.includes("idle") && document.querySelector("#send").innerText === "Send" && !document.querySelector("#queue li")`)
+	if b.True(`document.querySelector("#transcript").innerText.includes("say never")`) || !b.True("window.same") {
+		t.Error("a withdrawn prompt is shown as sent, or the page was loaded again")
 	}
-	b.Run(`document.querySelector("#composer").requestSubmit()`)
-	b.Until(`document.querySelector("#transcript").innerText.includes("Turn 4 completed")`)
 
 	// A conversation that ends closes its page's stream and its composer.
 	b.Run(`document.querySelectorAll(".aside details").forEach(d => d.open = true)`)
 	b.Click("form[action$=terminate] button")
 	b.Until(`document.querySelector("#end").innerText.includes("has ended")`)
 	for _, line := range b.Complaints() {
-		if !strings.Contains(line, "400 (Bad Request)") { // the refused prompt
+		if !strings.Contains(line, "422 (Unprocessable Entity)") { // the refused prompt
 			t.Error(line)
 		}
 	}

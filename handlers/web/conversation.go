@@ -124,7 +124,7 @@ func (w *Console) conversation(c echo.Context, status int, t conversation.Conver
 	if err != nil {
 		return err
 	}
-	p.Head, p.Working, p.Composer, p.Facts = state.head, state.working, state.composer, state.facts
+	p.Head, p.Working, p.Queue, p.Composer, p.Facts = state.head, state.working, state.queue, state.composer, state.facts
 	edit(&p)
 	return html(c, status, views.Conversation(p))
 }
@@ -140,6 +140,7 @@ func runtimeOf(t conversation.Conversation) string {
 type talkState struct {
 	head     views.TurnState
 	working  views.Working
+	queue    []views.Queued
 	composer views.Composer
 	facts    views.Facts
 }
@@ -148,6 +149,8 @@ func (s talkState) fragments(now time.Time) []views.Fragment {
 	f := []views.Fragment{
 		{Target: views.IDTurnState, Swap: views.SwapMorph, Content: views.TurnHead(s.head, now)},
 		{Target: views.IDWorking, Swap: views.SwapMorph, Content: views.WorkingLine(s.working, now)},
+		{Target: views.IDQueue, Swap: views.SwapMorph, Content: views.Queue(s.queue)},
+		{Target: views.IDSend, Swap: views.SwapMorph, Content: views.SendButton(s.composer.Busy)},
 		{Target: views.IDFacts, Swap: views.SwapMorph, Content: views.FactsRegion(s.facts)},
 	}
 	if s.composer.Closed != "" { // else it is the person's, who may be typing
@@ -169,6 +172,7 @@ func (w *Console) state(ctx context.Context, a tenant.Actor, t conversation.Conv
 			s.composer.Closed = "This conversation has failed: " + t.Error.Message
 		}
 	}
+	s.queue, s.composer.Busy = queueOf(t), t.CurrentTurn != nil
 	if turn := t.CurrentTurn; turn != nil {
 		s.head.Turn, s.head.InterruptURL = turn.TurnNumber, base+"/interrupt"
 		s.working = views.Working{Text: "Working"}
@@ -482,10 +486,8 @@ func (w *Console) SendPrompt(c echo.Context) error {
 		return err
 	}
 	prompt := input.Lines(c.FormValue("prompt"))
-	_, err = w.Conversations.Prompt(ctx, a, at, conversation.PromptInput{Prompt: prompt})
-	if r, ok := refusal.As(err); ok && r.Code == refusal.ConversationBusy { // the way out that programs have is not on the page
-		err = refusal.New(r.Code, "A turn runs in this conversation, so the prompt was not sent. Wait for its end or interrupt it; what you wrote stays here.")
-	}
+	// A turn that began since the page was drawn is no reason to refuse: the page shows what waits, and can take it back.
+	_, err = w.Conversations.Prompt(ctx, a, at, conversation.PromptInput{Prompt: prompt, Queue: true})
 	return w.answer(c, at, err, func(p *views.ConversationPage) { p.Composer.Text = prompt })
 }
 
@@ -513,7 +515,18 @@ func (w *Console) answer(c echo.Context, at uuid.UUID, err error, keep func(*vie
 	}
 	return fragments(c, status,
 		views.Fragment{Target: views.IDComposerNote, Swap: views.SwapMorph, Content: views.ComposerNote(note)},
-		views.Fragment{Target: views.IDTurnState, Swap: views.SwapMorph, Content: views.TurnHead(headOf(t), time.Now())})
+		views.Fragment{Target: views.IDTurnState, Swap: views.SwapMorph, Content: views.TurnHead(headOf(t), time.Now())},
+		views.Fragment{Target: views.IDQueue, Swap: views.SwapMorph, Content: views.Queue(queueOf(t))},
+		views.Fragment{Target: views.IDSend, Swap: views.SwapMorph, Content: views.SendButton(t.CurrentTurn != nil)})
+}
+
+func queueOf(t conversation.Conversation) (queue []views.Queued) {
+	before := t.CurrentTurn
+	for _, turn := range t.Queue {
+		queue = append(queue, views.Queued{Turn: turn.TurnNumber, Behind: before.TurnNumber, Text: turn.Prompt, WithdrawURL: "/conversations/" + t.ID.String() + "/interrupt"})
+		before = &turn
+	}
+	return queue
 }
 
 func headOf(t conversation.Conversation) views.TurnState {

@@ -413,9 +413,17 @@ func aConversationWithoutJavaScript(t *testing.T, s *site) {
 		t.Errorf("a command with exit code 3 is not shown as failed: %s", p.doc.Find("li.tool").Text())
 	}
 	v.post(talk+"/prompts", "prompt", "sleep 60000").says(200, "sleep 60000")
-	v.post(talk+"/prompts", "prompt", "say too early").says(400, "conversation_busy")
-	if got := v.post(talk+"/prompts", "prompt", "say too early").doc.Find("#prompt").Text(); got != "say too early" {
+	if got := v.post(talk+"/prompts", "prompt", " \n").says(422, "invalid_prompt").doc.Find("#prompt").Text(); got != " \n" {
 		t.Errorf("what was typed came back as %q", got)
+	}
+	// What is sent while a turn runs waits behind it, and can be taken back.
+	p = v.post(talk+"/prompts", "prompt", "say behind").says(200, "say behind", "Queued behind turn 2")
+	if got := strings.TrimSpace(p.doc.Find("#send").Text()); got != "Queue" {
+		t.Errorf("the button says %q", got)
+	}
+	p = v.post(talk+"/interrupt", "turn", "3").says(200)
+	if n := p.doc.Find("#queue li").Length(); n != 0 {
+		t.Errorf("%d messages wait after the only one was withdrawn", n)
 	}
 	turn := s.Turn(id, 2)
 	v.post(talk+"/interrupt", "turn", "2").says(200)
@@ -423,8 +431,8 @@ func aConversationWithoutJavaScript(t *testing.T, s *site) {
 	v.post(talk+"/interrupt", "turn", "2").says(409)
 	v.get(talk).says(200, fmt.Sprintf("Turn %d interrupted", turn.TurnNumber))
 	v.post(talk+"/prompts", "prompt", "exit 4").says(200)
-	s.Ended(id, 3)
-	v.get(talk).says(200, "Turn 3 failed", "adapter_crashed", "Copy diagnostics", "agent: giving up")
+	s.Ended(id, 4)
+	v.get(talk).says(200, "Turn 4 failed", "adapter_crashed", "Copy diagnostics", "agent: giving up")
 	d := v.get(talk + "/diagnostics")
 	for _, want := range []string{`"adapter_crashed"`, `"version": "test"`, `"request_id"`} {
 		if !strings.Contains(d.body, want) {
@@ -543,7 +551,6 @@ func aPageOpenedInTheMiddleOfATurnShowsItsPromptOnce(t *testing.T, s *site) {
 			t.Fatalf("the stream of the page begins with %s", sent)
 		}
 	}
-	v.post("/conversations/"+talk.String()+"/prompts", "prompt", "say too early").says(400, "what you wrote stays here", "say too early")
 	v.post("/conversations/"+talk.String()+"/interrupt", "turn", "1").says(200)
 }
 

@@ -66,6 +66,7 @@ type Conversation struct {
 	FirstPrompt           string            `json:"first_prompt"`
 	CurrentTurn           *Turn             `json:"current_turn" doc:"the turn that runs, or is next"`
 	QueuedTurns           int               `json:"queued_turns" doc:"turns behind the current one"`
+	Queue                 []Turn            `json:"-"` // those turns, in order
 	PendingRequests       []Request         `json:"pending_requests" doc:"open permission requests; only in the answer for one conversation"`
 	UsageTotal            UsageTotal        `json:"usage_total"`
 	Error                 *Problem          `json:"error"`
@@ -253,7 +254,7 @@ func viewConversation(c queries.Conversation, w queries.Workspace, agentName, fi
 		return Conversation{}, err
 	}
 	if len(turns) > 0 {
-		v.CurrentTurn, v.QueuedTurns = &turns[0], len(turns)-1
+		v.CurrentTurn, v.Queue, v.QueuedTurns = &turns[0], turns[1:], len(turns)-1
 	}
 	if v.Error, err = problemOf(c.Error); err != nil {
 		return Conversation{}, fmt.Errorf("read conversation %s: %w", c.ID, err)

@@ -214,7 +214,7 @@
     }
     if (status === undefined && form.dataset.unreachable) {
       const place = $(form.dataset.unreachable);
-      if (place) { place.textContent = "The server could not be reached. Nothing was sent; what you typed is still here."; place.dataset.unreached = ""; }
+      if (place) { place.textContent = "The server did not answer. What you typed is still here; look above whether it was taken before you send it again."; place.dataset.unreached = ""; }
     }
   });
   addEventListener("keydown", (event) => { if (event.key === "Escape") $("details.pop[open]")?.removeAttribute("open"); });
