@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"managoat/sandbox/conformance"
+	"managoat/sandbox/conformance/conformancetest"
 )
 
 // maxSize is what the guest's binary may weigh, in bytes: it is copied into every host and mapped by every
@@ -14,7 +14,7 @@ const maxSize = 6 << 20
 
 func TestTheGuestStaysSmallAndKnowsNothingOfTheServer(t *testing.T) {
 	t.Parallel()
-	if size := len(conformance.GuestBinary(t)); size > maxSize {
+	if size := len(conformancetest.GuestBinary(t)); size > maxSize {
 		t.Errorf("the guest weighs %d bytes, the limit is %d", size, maxSize)
 	}
 	out, err := exec.Command("go", "list", "-deps", ".").Output()

@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"managoat/db"
 	"managoat/internal/config"
 	"managoat/internal/runtime"
+	"managoat/sandbox"
+	"managoat/sandbox/conformance"
 	"managoat/sandbox/local"
 )
 
@@ -27,17 +31,8 @@ func doctorVerb() *cobra.Command {
 	cmd := configured("doctor", "Say what is missing on this host and how to get it", func(ctx context.Context, cfg *config.Config) error {
 		bad := 0
 		for _, f := range examine(ctx, cfg) {
-			mark := "✓"
-			if !f.ok {
-				mark = "!"
-				if f.needed {
-					mark = "✕"
-					bad++
-				}
-			}
-			fmt.Printf("%s %s\n", mark, f.what)
-			if f.advice != "" {
-				fmt.Printf("  → %s\n", f.advice)
+			if f.print(); f.needed && !f.ok {
+				bad++
 			}
 		}
 		if bad > 0 {
@@ -45,7 +40,22 @@ func doctorVerb() *cobra.Command {
 		}
 		return nil
 	})
+	cmd.AddCommand(doctorSandboxVerb())
 	return cmd
+}
+
+func (f finding) print() {
+	mark := "✓"
+	switch {
+	case !f.ok && f.needed:
+		mark = "✕"
+	case !f.ok:
+		mark = "!"
+	}
+	fmt.Printf("%s %s\n", mark, f.what)
+	if f.advice != "" {
+		fmt.Printf("  → %s\n", f.advice)
+	}
 }
 
 func examine(ctx context.Context, cfg *config.Config) []finding {
@@ -80,27 +90,28 @@ func examine(ctx context.Context, cfg *config.Config) []finding {
 	return append(out, examineMachines(ctx)...)
 }
 
-// examineMachines asks the local provider in a directory of its own, so that nothing of a running server is touched.
-func examineMachines(ctx context.Context) []finding {
+// trial opens a provider in a directory of its own, so that nothing of a running server is touched.
+func trial(name string) (_ sandbox.Provider, end func() error, err error) {
+	if name != "local" {
+		return nil, nil, &codedError{exitUsage, fmt.Errorf("there is no sandbox provider %q; there is: local", name)}
+	}
 	guest, err := guestBinary()
 	if err != nil {
-		return []finding{{needed: true, what: "the guest is not in this binary", advice: err.Error()}}
+		return nil, nil, fmt.Errorf("the guest is not in this binary: %w", err)
 	}
-	dir, err := os.MkdirTemp("", "managoat-doctor")
+	dir, err := os.MkdirTemp("", "managoat-doctor-")
 	if err != nil {
-		return []finding{{needed: true, what: "no temporary directory can be made", advice: err.Error()}}
+		return nil, nil, fmt.Errorf("no temporary directory can be made: %w", err)
 	}
-	defer os.RemoveAll(dir)
 	p, err := local.New(local.Options{Dir: dir, GuestBinary: guest})
 	if err != nil {
-		return []finding{{needed: true, what: "local machines cannot be made", advice: err.Error()}}
+		return nil, nil, errors.Join(fmt.Errorf("local machines cannot be made: %w", err), os.RemoveAll(dir))
 	}
-	defer p.Close()
-	caps, err := p.Capabilities(ctx)
-	if err != nil {
-		return []finding{{needed: true, what: "local machines cannot start on this host", advice: err.Error()}}
-	}
-	out := []finding{{ok: true, what: "local machines: can start"}}
+	return p, func() error { return errors.Join(p.Close(), os.RemoveAll(dir)) }, nil
+}
+
+// able says in a line each what machines of a provider have here and what they lack.
+func able(caps sandbox.Capabilities) (out []finding) {
 	for _, c := range []struct {
 		ok   bool
 		what string
@@ -115,6 +126,60 @@ func examineMachines(ctx context.Context) []finding {
 		out = append(out, finding{ok: false, what: note})
 	}
 	return out
+}
+
+func examineMachines(ctx context.Context) []finding {
+	broken := func(err error) []finding {
+		return []finding{{needed: true, what: "local machines cannot start on this host", advice: err.Error()}}
+	}
+	p, end, err := trial("local")
+	if err != nil {
+		return broken(err)
+	}
+	defer end()
+	caps, err := p.Capabilities(ctx)
+	if err != nil {
+		return broken(err)
+	}
+	return append([]finding{{ok: true, what: "local machines: can start"}}, able(caps)...)
+}
+
+// atOnce is how many checks of a provider run at the same time. Each has machines of its own.
+const atOnce = 4
+
+func doctorSandboxVerb() *cobra.Command {
+	cmd := verb("", "sandbox PROVIDER", "Run every rule that machines of a provider keep, with real ones, on this host", cobra.ExactArgs(1), func(c *cobra.Command, args []string) (err error) {
+		p, end, err := trial(args[0])
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, end()) }()
+		caps, err := p.Capabilities(c.Context())
+		if err != nil {
+			return &codedError{exitRefused, err}
+		}
+		for _, f := range able(caps) {
+			f.print()
+		}
+		began, passed := time.Now(), 0
+		conformance.Report(c.Context(), p, atOnce, func(r conformance.Result) {
+			f := finding{ok: r.Err == nil, needed: true, what: fmt.Sprintf("%s (%s)", r.Name, duration(r.Took.Milliseconds()))}
+			if r.Err != nil {
+				f.advice = visible(r.Err.Error())
+			} else {
+				passed++
+			}
+			f.print()
+		})
+		all := len(conformance.Checks())
+		fmt.Printf("%d of %d rules kept, %s\n", passed, all, duration(time.Since(began).Milliseconds()))
+		if passed < all {
+			return &codedError{exitRefused, fmt.Errorf("%d rules are not kept by %s machines on this host", all-passed, args[0])}
+		}
+		return nil
+	})
+	cmd.Long = cmd.Short + ".\n\nIt needs no server, no data directory and no network, touches no machine that is there, and takes some minutes."
+	return cmd
 }
 
 func runtimesVerbs() *cobra.Command {

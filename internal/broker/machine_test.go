@@ -18,7 +18,7 @@ import (
 	"managoat/internal/netguard"
 	"managoat/internal/testworld"
 	"managoat/sandbox"
-	"managoat/sandbox/conformance"
+	"managoat/sandbox/conformance/conformancetest"
 	"managoat/sandbox/guest"
 	"managoat/sandbox/local"
 )
@@ -35,7 +35,7 @@ func TestARealMachineReachesWhatItsConversationMayAndNothingElse(t *testing.T) {
 	})
 
 	dir := t.TempDir()
-	provider, err := local.New(local.Options{Dir: dir, GuestBinary: conformance.GuestBinary(t), ExtraCA: w.CA.PEM})
+	provider, err := local.New(local.Options{Dir: dir, GuestBinary: conformancetest.GuestBinary(t), ExtraCA: w.CA.PEM})
 	if err != nil {
 		t.Fatal(err)
 	}

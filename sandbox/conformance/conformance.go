@@ -1,5 +1,5 @@
-// Package conformance is the definition of sandbox.Provider: every provider passes it, in tests (Run) and on the
-// host of a person who asks whether it works there (Report). Checks use real machines and need no network.
+// Package conformance is the definition of sandbox.Provider: every provider passes it, in tests (conformancetest.Run) and
+// on the host of a person who asks whether it works there (Report). Checks use real machines and need no network.
 package conformance
 
 import (
@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"managoat/sandbox"
@@ -43,25 +42,17 @@ func Checks() []Check {
 	return all
 }
 
-// Run runs every check as a parallel subtest over one provider.
-func Run(t *testing.T, open func(*testing.T) sandbox.Provider) {
-	p := open(t)
-	for _, c := range Checks() {
-		t.Run(c.Name, func(t *testing.T) {
-			t.Parallel()
-			c.Run(t, p)
-		})
-	}
+// Result is what became of a check; Err is nil where it passed.
+type Result struct {
+	Name string
+	Took time.Duration
+	Err  error
 }
 
-// Report runs every check, some at a time, and tells each result as it comes, one after the other; err is nil
-// for a check that passed. It returns when all have ended.
-func Report(ctx context.Context, p sandbox.Provider, atOnce int, each func(name string, err error)) {
-	type result struct {
-		name string
-		err  error
-	}
-	results := make(chan result)
+// Report runs every check, some at a time, and tells each result as it comes, one after the other. It returns when all
+// that were begun have ended; none is begun after the end of ctx.
+func Report(ctx context.Context, p sandbox.Provider, atOnce int, each func(Result)) {
+	results := make(chan Result)
 	go func() {
 		defer close(results)
 		var all sync.WaitGroup
@@ -72,16 +63,16 @@ func Report(ctx context.Context, p sandbox.Provider, atOnce int, each func(name 
 			if ctx.Err() != nil {
 				return
 			}
-			all.Add(1)
-			go func() {
-				defer all.Done()
+			all.Go(func() {
 				defer func() { <-slots }()
-				results <- result{c.Name, runAlone(ctx, c, p)}
-			}()
+				began := time.Now()
+				err := runAlone(ctx, c, p)
+				results <- Result{c.Name, time.Since(began), err}
+			})
 		}
 	}()
 	for r := range results {
-		each(r.name, r.err)
+		each(r)
 	}
 }
 

@@ -1,9 +1,6 @@
 package local
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +10,7 @@ import (
 	"testing"
 
 	"managoat/sandbox"
-	"managoat/sandbox/conformance"
+	"managoat/sandbox/conformance/conformancetest"
 )
 
 // childMode makes the test binary do something else than test: it is started again as another user, or to be
@@ -25,8 +22,6 @@ func TestMain(m *testing.M) {
 	switch mode := os.Getenv(childMode); mode {
 	case "":
 		os.Exit(m.Run())
-	case "report":
-		err = report()
 	case "own":
 		err = own()
 	case "adopt":
@@ -42,7 +37,7 @@ func TestMain(m *testing.M) {
 
 func open(t testing.TB, change ...func(*Options)) *Provider {
 	t.Helper()
-	opts := Options{Dir: t.TempDir(), GuestBinary: conformance.GuestBinary(t)}
+	opts := Options{Dir: t.TempDir(), GuestBinary: conformancetest.GuestBinary(t)}
 	for _, f := range change {
 		f(&opts)
 	}
@@ -56,7 +51,7 @@ func open(t testing.TB, change ...func(*Options)) *Provider {
 
 func TestConformanceAsRoot(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(t *testing.T) sandbox.Provider {
+	conformancetest.Run(t, func(t *testing.T) sandbox.Provider {
 		p := open(t)
 		caps, err := p.Capabilities(t.Context())
 		if err != nil {
@@ -67,11 +62,6 @@ func TestConformanceAsRoot(t *testing.T) {
 		}
 		return p
 	})
-}
-
-// result of one check, as the child prints it.
-type result struct {
-	Name, Err string
 }
 
 // child starts this test binary again in a mode, as uid, with a directory of its own.
@@ -90,7 +80,7 @@ func child(t *testing.T, mode string, uid uint32) (*exec.Cmd, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{"test": self, "guest": conformance.GuestBinary(t)} {
+	for name, data := range map[string][]byte{"test": self, "guest": conformancetest.GuestBinary(t)} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -121,72 +111,5 @@ func openChild() (*Provider, error) {
 	return New(Options{Dir: "data", GuestBinary: binary})
 }
 
-// report prints the capabilities, then the result of every check.
-func report() error {
-	p, err := openChild()
-	if err != nil {
-		return err
-	}
-	defer p.Close()
-	out := json.NewEncoder(os.Stdout)
-	caps, err := p.Capabilities(context.Background())
-	if err != nil {
-		return err
-	}
-	if err := out.Encode(caps); err != nil {
-		return err
-	}
-	conformance.Report(context.Background(), p, 4, func(name string, err error) {
-		r := result{Name: name}
-		if err != nil {
-			r.Err = err.Error()
-		}
-		out.Encode(r)
-	})
-	return nil
-}
-
 // unprivilegedUID is nobody's on a test host.
 const unprivilegedUID = 54321
-
-func TestConformanceWithoutRoot(t *testing.T) {
-	t.Parallel()
-	cmd, _ := child(t, "report", unprivilegedUID)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
-	if !lines.Scan() {
-		t.Fatalf("the child said nothing: %v", cmd.Wait())
-	}
-	var caps sandbox.Capabilities
-	if err := json.Unmarshal(lines.Bytes(), &caps); err != nil {
-		t.Fatal(err)
-	}
-	if caps.Root || caps.UIDRange || len(caps.Notes) < 3 {
-		t.Errorf("a server without root says: %+v", caps)
-	}
-	checks := 0
-	for lines.Scan() {
-		var r result
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			t.Fatal(err)
-		}
-		checks++
-		t.Run(r.Name, func(t *testing.T) {
-			if r.Err != "" {
-				t.Error(r.Err)
-			}
-		})
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("the child: %v", err)
-	}
-	if want := len(conformance.Checks()); checks != want {
-		t.Errorf("%d of %d checks were run", checks, want)
-	}
-}

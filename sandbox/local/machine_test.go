@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"managoat/sandbox"
-	"managoat/sandbox/conformance"
+	"managoat/sandbox/conformance/conformancetest"
 	"managoat/sandbox/guest"
 )
 
@@ -131,7 +131,7 @@ func TestAMachineOutlivesTheServerThatStartedIt(t *testing.T) {
 			before := attachAndAsk(t, data)
 			cmd.Process.Kill()
 			cmd.Wait()
-			p, err := New(Options{Dir: data, GuestBinary: conformance.GuestBinary(t)})
+			p, err := New(Options{Dir: data, GuestBinary: conformancetest.GuestBinary(t)})
 			if err != nil {
 				t.Fatal(err)
 			}

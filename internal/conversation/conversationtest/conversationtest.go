@@ -40,7 +40,7 @@ import (
 	"managoat/internal/vault"
 	"managoat/internal/workspace"
 	"managoat/sandbox"
-	"managoat/sandbox/conformance"
+	"managoat/sandbox/conformance/conformancetest"
 	"managoat/sandbox/local"
 )
 
@@ -238,7 +238,7 @@ func (w *World) services() (*Server, error) {
 	log := slog.New(slog.NewTextHandler(w.tb.Output(), nil))
 	s := &Server{stop: func() {}}
 	var err error
-	if s.Provider, err = local.New(local.Options{Dir: shared.machines, GuestBinary: conformance.GuestBinary(w.tb), Log: log, MountRoots: []string{shared.runtimes, shared.agent}}); err != nil {
+	if s.Provider, err = local.New(local.Options{Dir: shared.machines, GuestBinary: conformancetest.GuestBinary(w.tb), Log: log, MountRoots: []string{shared.runtimes, shared.agent}}); err != nil {
 		return nil, err
 	}
 	var settings broker.Settings

@@ -25,7 +25,7 @@ import (
 	"managoat/internal/refusal"
 	"managoat/internal/secret"
 	"managoat/internal/tenant"
-	"managoat/sandbox/conformance"
+	"managoat/sandbox/conformance/conformancetest"
 )
 
 // ready begins the line that a server in a process of its own prints when it runs.
@@ -104,7 +104,7 @@ func Spawn(tb testing.TB, host Host, uid int) *Process {
 	}
 	exe := filepath.Join(dir, "server")
 	host.Guest = filepath.Join(dir, "guest")
-	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(exe, self, 0o755), os.WriteFile(host.Guest, conformance.GuestBinary(tb), 0o644))
+	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(exe, self, 0o755), os.WriteFile(host.Guest, conformancetest.GuestBinary(tb), 0o644))
 	if uid != 0 {
 		host.Dir, host.Machines = filepath.Join(dir, "egress"), filepath.Join(dir, "machines")
 		for _, own := range []string{host.Dir, host.Machines} {

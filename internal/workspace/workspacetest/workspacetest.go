@@ -34,7 +34,7 @@ import (
 	"managoat/internal/vault"
 	"managoat/internal/workspace"
 	"managoat/sandbox"
-	"managoat/sandbox/conformance"
+	"managoat/sandbox/conformance/conformancetest"
 	"managoat/sandbox/local"
 )
 
@@ -241,7 +241,7 @@ func Quiet(tb testing.TB, options ...Option) *World {
 // Start makes another server, of this host or of another one, over the same database.
 func (w *World) Start(tb testing.TB, host Host) *Server {
 	tb.Helper()
-	s, err := start(host, w.Instance, w.Occupants, w.Rows, conformance.GuestBinary(tb), slog.New(slog.NewTextHandler(tb.Output(), nil)))
+	s, err := start(host, w.Instance, w.Occupants, w.Rows, conformancetest.GuestBinary(tb), slog.New(slog.NewTextHandler(tb.Output(), nil)))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -1,4 +1,5 @@
-package conformance
+// Package conformancetest runs the conformance suite under go test, and builds the guest for tests with real machines.
+package conformancetest
 
 import (
 	"fmt"
@@ -7,7 +8,21 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"managoat/sandbox"
+	"managoat/sandbox/conformance"
 )
+
+// Run runs every check as a parallel subtest over one provider.
+func Run(t *testing.T, open func(*testing.T) sandbox.Provider) {
+	p := open(t)
+	for _, c := range conformance.Checks() {
+		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
+			c.Run(t, p)
+		})
+	}
+}
 
 // GuestBinary builds cmd/managoat-guest once per test process and returns it.
 func GuestBinary(t testing.TB) []byte {

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"managoat/sandbox/conformance"
+)
+
+// nobody is a user that has nothing on a test host.
+const nobody = 54321
+
+// Every rule of the provider contract holds for a server without root too, and the doctor runs them all by itself.
+func TestTheDoctorRunsEveryRuleOfSandboxesWithoutRoot(t *testing.T) {
+	t.Parallel()
+	binary, err := os.ReadFile(os.Getenv("MANAGOAT_TEST_BINARY"))
+	if err != nil {
+		t.Fatalf("the product's binary (MANAGOAT_TEST_BINARY): %v", err)
+	}
+	dir, err := os.MkdirTemp("", "mgd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	program, temp := filepath.Join(dir, "managoat"), filepath.Join(dir, "tmp")
+	for _, err := range []error{os.Chmod(dir, 0o755), os.WriteFile(program, binary, 0o755), os.Mkdir(temp, 0o700), os.Chown(temp, nobody, nobody)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), program, "doctor", "sandbox", "local")
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + temp}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Errorf("%v: %s", err, stderr.Bytes())
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.HasPrefix(line, "✕") || strings.HasPrefix(line, "  →") {
+			t.Error(line)
+		}
+	}
+	all := conformance.Checks()
+	for _, c := range all {
+		if !strings.Contains(string(out), "✓ "+c.Name+" (") {
+			t.Errorf("the rule %q was not run", c.Name)
+		}
+	}
+	for _, want := range []string{fmt.Sprintf("%d of %d rules kept", len(all), len(all)), "! a uid range of its own", "! machine root"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the doctor does not say %q:\n%s", want, out)
+		}
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
+		t.Errorf("the doctor left %v (%v)", left, err)
+	}
+}
+
+func TestTheDoctorNamesTheProvidersItKnows(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command(os.Getenv("MANAGOAT_TEST_BINARY"), "doctor", "sandbox", "cloud").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `no sandbox provider "cloud"; there is: local`) {
+		t.Errorf("%v: %s", err, out)
+	}
+}
