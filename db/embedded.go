@@ -56,9 +56,8 @@ func StartEmbedded(ctx context.Context, dir, binDir string, settings ...string) 
 			return nil, err
 		}
 	}
-	if e.answers(ctx) == nil {
-		close(e.done)
-		return e, nil
+	if adopted, err := e.adopt(ctx, data); err != nil || adopted {
+		return e, err
 	}
 	if err := e.start(data, cred, settings); err != nil {
 		return nil, err
@@ -68,6 +67,34 @@ func StartEmbedded(ctx context.Context, dir, binDir string, settings ...string) 
 		return nil, err
 	}
 	return e, nil
+}
+
+// adopt takes over a PostgreSQL that runs on the directory: one that starts is waited for, one that stops is let go.
+func (e *Embedded) adopt(ctx context.Context, data string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, pgStartTimeout)
+	defer cancel()
+	pidFile := filepath.Join(data, "postmaster.pid")
+	for {
+		err := e.answers(ctx)
+		if err == nil {
+			close(e.done)
+			return true, nil
+		}
+		if _, runs := postmaster(pidFile, e.dir); !runs {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("the postgres that runs on %s does not answer: %w; its log says:\n%s", e.dir, err, e.logTail())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	// PostgreSQL takes any process of its number for its holder: also one that ended and that nobody reaped, as happens in
+	// containers, and a stranger. Whether a server of the cluster is still there it sees by its shared memory too.
+	if err := os.Remove(pidFile); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, fmt.Errorf("remove the lock of a postgres that is gone: %w", err)
+	}
+	return false, nil
 }
 
 // prepare makes the directory and chooses the user: nil when this process's own user will do.

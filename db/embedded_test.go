@@ -3,8 +3,11 @@ package db_test
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -85,6 +88,49 @@ func TestAPostgresLeftByAKilledServerIsAdopted(t *testing.T) {
 	}
 	if _, err := second.OwnerURL(ctx, "managoat"); err == nil {
 		t.Fatal("it still answers after Stop")
+	}
+}
+
+// The lock of a postgres that was killed names a process that ended and that nobody reaped, as happens in containers, or one
+// that got its number since. PostgreSQL takes both for its holder.
+func TestALockThatNoPostgresHoldsIsNoHindrance(t *testing.T) {
+	t.Parallel()
+	dir := openDir(t)
+	lock := filepath.Join(dir, "data", "postmaster.pid")
+	for name, argv := range map[string][]string{"unreaped": {"true"}, "a stranger": {"sleep", "600"}} {
+		e := start(t, dir)
+		info, err := os.Stat(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner := info.Sys().(*syscall.Stat_t) // PostgreSQL looks at processes of its own user only
+		holder := exec.Command(argv[0], argv[1:]...)
+		holder.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
+		if err := holder.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { holder.Process.Kill(); holder.Wait() }()
+		raw, err := os.ReadFile(lock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(raw), "\n")
+		if err := os.WriteFile(lock, []byte(strconv.Itoa(holder.Process.Pid)+"\n"+rest), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(lock, int(owner.Uid), int(owner.Gid)); err != nil {
+			t.Fatal(err)
+		}
+		again := start(t, dir)
+		if _, err := again.OwnerURL(t.Context(), "managoat"); err != nil || again.Adopted() {
+			t.Errorf("%s: %v, adopted %v", name, err, again.Adopted())
+		}
+		if err := again.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -132,6 +132,26 @@ func TestMachinesAndSessionsOutliveTheirServerHoweverItEnds(t *testing.T) {
 	})
 	sameMachine()
 
+	// Killed as a service is, with everything that it started and that is in its group: PostgreSQL and the egress process
+	// too, but no machine.
+	if err := s.stop(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	s.unit = newUnit(t)
+	back()
+	turn("six", nil)
+	if err := s.unit.kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.stop(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the service's processes to end", func() bool { return s.unit.members() == 0 })
+	s.unit = nil
+	back()
+	turn("seven", nil)
+	sameMachine()
+
 	// Put down while it runs: the machine is parked, its disk is kept, and a prompt wakes it.
 	if err := s.down(); err != nil {
 		t.Fatal(err)
@@ -149,7 +169,7 @@ func TestMachinesAndSessionsOutliveTheirServerHoweverItEnds(t *testing.T) {
 	if no := a.refused("GET", "/api/workspaces/"+w.ID+"/file?path=built", nil); no.Status != 409 || no.Code != "sandbox_not_ready" {
 		t.Errorf("a read of a parked disk: %+v", no)
 	}
-	turn("six", nil)
+	turn("eight", nil)
 	if now := a.file(w.ID, "built"); now != built {
 		t.Errorf("the disk was built at %q, now at %q", built, now)
 	}

@@ -28,10 +28,11 @@ const (
 
 // Server is one `managoat serve` on a data directory. It can end and start again.
 type Server struct {
-	dir string
-	url string // of the running or last process
-	env []string
-	log *output // what every process of it wrote to standard error
+	dir  string
+	url  string // of the running or last process
+	env  []string
+	unit *unit   // the service it runs as, if any
+	log  *output // what every process of it wrote to standard error
 
 	greeting *output // what the last one wrote to standard output
 	cmd      *exec.Cmd
@@ -81,6 +82,9 @@ func (s *Server) start(flags ...string) error {
 	s.cmd = exec.Command(common.binary, append([]string{"serve", "--listen", "127.0.0.1:0"}, flags...)...)
 	s.cmd.Env = s.environ()
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C of the tests is not the server's
+	if s.unit != nil {
+		s.cmd.SysProcAttr.UseCgroupFD, s.cmd.SysProcAttr.CgroupFD = true, int(s.unit.Fd())
+	}
 	s.greeting = new(output)
 	s.cmd.Stderr, s.cmd.Stdout = s.log, s.greeting
 	s.cmd.WaitDelay = stopTimeout
@@ -106,6 +110,46 @@ func (s *Server) start(flags ...string) error {
 			return errors.Join(fmt.Errorf("no greeting in %s\n%s", startTimeout, s.log), s.stop(syscall.SIGKILL))
 		}
 	}
+}
+
+// unit is a control group such as a supervisor gives to a service: what the server starts is born in it.
+type unit struct{ *os.File }
+
+func newUnit(tb testing.TB) *unit {
+	tb.Helper()
+	root := "/sys/fs/cgroup"
+	if mixed := filepath.Join(root, "unified"); exists(mixed) { // beside version 1
+		root = mixed
+	}
+	dir, err := os.MkdirTemp(root, "managoat-story-")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { // before the last processes have ended it cannot be removed
+		f.Close()
+		until(tb, "the service's control group to be empty", func() bool { return os.Remove(dir) == nil })
+	})
+	return &unit{f}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// kill ends everything in the group at once, as a supervisor does whose patience is over.
+func (u *unit) kill() error {
+	return os.WriteFile(filepath.Join(u.Name(), "cgroup.kill"), []byte("1"), 0)
+}
+
+// members are the processes in the group.
+func (u *unit) members() int {
+	raw, _ := os.ReadFile(filepath.Join(u.Name(), "cgroup.procs"))
+	return len(strings.Fields(string(raw)))
 }
 
 // stop sends a signal and waits for the process's end. An exit code other than 0 is an error, unless it was killed.
