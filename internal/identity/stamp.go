@@ -12,7 +12,7 @@ import (
 // stampQueue is how many last uses wait to be written. When it is full the next use writes instead.
 const stampQueue = 256
 
-// stampTimeout bounds the writing of what waits when the server stops.
+// stampTimeout bounds the writing of what waits.
 const stampTimeout = 2 * time.Second
 
 // stamp is a last use to write: nobody waits for it.
@@ -33,24 +33,29 @@ func (s *Service) Run(ctx context.Context) error {
 	for {
 		select {
 		case st := <-s.stamps:
-			s.writeStamp(ctx, st)
+			s.writeStamps(ctx, st)
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stampTimeout)
-			defer cancel()
-			for {
-				select {
-				case st := <-s.stamps:
-					s.writeStamp(last, st)
-				default:
-					return nil
-				}
-			}
+			s.writeStamps(ctx)
+			return nil
 		}
 	}
 }
 
-func (s *Service) writeStamp(ctx context.Context, st stamp) {
-	if err := st.write(s.db.Tenant(st.tenantID), ctx, st.id, stampEvery.Seconds()); err != nil && ctx.Err() == nil {
-		s.log.WarnContext(ctx, "a last use was not written", "tenant_id", st.tenantID, "id", st.id, "err", err)
+// writeStamps writes some and what waits by then, also when ctx has ended: what was taken out of the queue is not lost.
+func (s *Service) writeStamps(ctx context.Context, some ...stamp) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stampTimeout)
+	defer cancel()
+	for {
+		for _, st := range some {
+			if err := st.write(s.db.Tenant(st.tenantID), ctx, st.id, stampEvery.Seconds()); err != nil {
+				s.log.WarnContext(ctx, "a last use was not written", "tenant_id", st.tenantID, "id", st.id, "err", err)
+			}
+		}
+		select {
+		case st := <-s.stamps:
+			some = []stamp{st}
+		default:
+			return
+		}
 	}
 }

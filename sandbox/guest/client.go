@@ -48,6 +48,7 @@ func (e *Refused) Error() string { return "the machine's guest refused: " + e.Me
 const (
 	dialTimeout   = 30 * time.Second       // for the guest's hello, when the caller's context has no deadline
 	pingPatience  = 100 * time.Millisecond // for a guest to say that it is there
+	startPatience = 30 * time.Second       // for a guest to start a command
 	cleanupPeriod = 10 * time.Second       // for ending a command whose caller went away
 	maxCollected  = 64 << 20               // bytes per stream that Run collects of a protocol
 )
@@ -196,8 +197,17 @@ func (c *Client) call(ctx context.Context, op string, body, reply any) error {
 
 // --- commands ---
 
-// Start starts a command. Its output waits in its spool until somebody follows it.
-func (c *Client) Start(ctx context.Context, e Exec) error { return c.call(ctx, wire.OpStart, e, nil) }
+// Start starts a command. Its output waits in its spool until somebody follows it. Once asked for, a start is not given
+// up at the end of ctx: nil means that the command runs and is the caller's to end, an error that nobody started it, as
+// long as the guest answers.
+func (c *Client) Start(ctx context.Context, e Exec) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startPatience)
+	defer cancel()
+	return c.call(ctx, wire.OpStart, e, nil)
+}
 
 // Offsets are where to go on reading, per stream.
 type Offsets struct {
