@@ -185,6 +185,23 @@ var commands = []Check{
 		}
 		eventually(t, "end of the command", func() bool { return m.running("sleep 444") == 0 })
 	}},
+	{"a start that its caller gives up either runs, and is the caller's to end, or never began", func(t T, p sandbox.Provider) {
+		m := start(t, p)
+		for i := range 20 { // from before it is asked for to after its answer
+			ctx, cancel := context.WithCancel(t.Context())
+			stop := time.AfterFunc(time.Duration(i)*500*time.Microsecond, cancel)
+			id := ids()
+			err := m.Start(ctx, guest.Exec{ID: id, Argv: []string{"sleep", "4443"}})
+			stop.Stop()
+			cancel()
+			if err == nil {
+				if err := m.Signal(t.Context(), id, "SIGKILL"); err != nil {
+					t.Errorf("end what was started: %v", err)
+				}
+			}
+		}
+		eventually(t, "the end of all that was started", func() bool { return m.running("sleep 4443") == 0 })
+	}},
 	{"commands outlive the connection that started them", func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		id := m.begin(guest.Exec{Argv: []string{"sh", "-c", "echo before; while [ ! -e /tmp/go ]; do sleep 0.02; done; echo after; exit 5"}, Spool: guest.SpoolProtocol})
