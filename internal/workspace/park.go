@@ -34,6 +34,7 @@ type Lifetimes struct {
 const (
 	sweepEvery   = 5 * time.Second  // between looks for machines to park
 	turnsEnd     = 45 * time.Second // for the turns on a machine at its ceiling to end: longer than their own deadline, and than the lease of a server that died
+	parkTime     = time.Minute      // for a park that is under way to end, so that the machine can be woken
 	disabledTime = 30 * time.Second // between tries of what cannot go on: its provider is disabled, its host is away
 )
 
@@ -257,6 +258,8 @@ func (s *Service) discard(ctx context.Context, h *operation.Held, why cause) err
 // Wake starts a parked machine without a prompt, and answers at once. A machine that is up, or starts already, is left so;
 // one that parks just now is waited for.
 func (s *Service) Wake(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Workspace, error) {
+	patience, cancel := context.WithTimeout(ctx, parkTime)
+	defer cancel()
 	for {
 		parking := uuid.Nil
 		err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
@@ -292,8 +295,11 @@ func (s *Service) Wake(ctx context.Context, actor tenant.Actor, id uuid.UUID) (W
 			return audit.Write(ctx, tx, actor, audit.WorkspaceWake, "workspace", id)
 		})
 		if err == nil && parking != uuid.Nil {
-			if err = s.join(ctx, actor.TenantID, id, parking); err == nil {
+			if err = s.join(patience, actor.TenantID, id, parking); err == nil {
 				continue
+			}
+			if patience.Err() != nil && ctx.Err() == nil {
+				err = refusal.New(refusal.SandboxUnreachable, "The machine is being parked, and that has not ended yet. Try again.").RetryAfter(disabledTime)
 			}
 		}
 		if err != nil {
