@@ -130,12 +130,16 @@ const (
 	DueDeletes    Kind = "deletes"    // workspaces whose delete has begun
 	DueMachines   Kind = "machines"   // machines of one host (arg: the host's id)
 	DueTurns      Kind = "turns"      // turns that say running (arg: none)
+	DueParks      Kind = "parks"      // workspaces whose machine on a host is idle or up for too long (args: the host's id, seconds idle, seconds up)
+	DueDisposals  Kind = "disposals"  // workspaces of one conversation whose machine on a host is up or parked for too long (args: the host's id, seconds up, seconds parked)
 )
 
 var dueSQL = map[Kind]string{
 	DueOperations: "select tenant_id, id from due_operations($1)",
 	DueDeletes:    "select tenant_id, id from due_deletes($1)",
 	DueMachines:   "select tenant_id, id from due_machines($2, $1)",
+	DueParks:      "select tenant_id, id from due_parks($2, $3, $4, $1)",
+	DueDisposals:  "select tenant_id, id from due_disposals($2, $3, $4, $1)",
 }
 
 // dueLimit bounds one look for due work; the next look finds the rest.

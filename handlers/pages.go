@@ -37,6 +37,7 @@ func PageRoutes(w *web.Console) []Route {
 		page(get, "/workspaces/{id}/egress", Signed, "What left its machine", w.ShowEgress),
 		page(get, "/workspaces/{id}/diagnostics", Signed, "The facts of its last setup", w.DiagnoseWorkspace),
 		form("/workspaces/{id}/retry", audit.WorkspaceRetry, Machines, "Set it up again", w.RetryWorkspace),
+		form("/workspaces/{id}/wake", audit.WorkspaceWake, Machines, "Start its parked machine", w.WakeWorkspace),
 		form("/workspaces/{id}/delete", audit.WorkspaceDelete, "", "Delete it", w.DeleteWorkspace),
 
 		page(get, "/conversations", Signed, "Conversations", w.ListConversations),

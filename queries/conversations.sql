@@ -152,6 +152,3 @@ select fence('adapter', exists (select from saved));
 
 -- name: AdapterState :one
 select adapter from conversations where tenant_id = app_tenant() and id = @id;
-
--- name: ConversationStatus :one
-select status from conversations where tenant_id = app_tenant() and id = @id;

@@ -148,17 +148,6 @@ func (q *Queries) ConversationOfWorkspace(ctx context.Context, workspaceID uuid.
 	return id, err
 }
 
-const conversationStatus = `-- name: ConversationStatus :one
-select status from conversations where tenant_id = app_tenant() and id = $1
-`
-
-func (q *Queries) ConversationStatus(ctx context.Context, id uuid.UUID) (string, error) {
-	row := q.db.QueryRow(ctx, conversationStatus, id)
-	var status string
-	err := row.Scan(&status)
-	return status, err
-}
-
 const conversations = `-- name: Conversations :many
 select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, coalesce(a.name, '')::text as agent_name,
     coalesce((select t.prompt from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id order by t.turn_number limit 1), '')::text as first_prompt

@@ -31,7 +31,7 @@ update machines set built = @built, policy = @policy, updated_at = now() where t
 
 -- name: ReadyMachine :exec
 update machines set status = 'ready', transition = '', error = null, updated_at = now(), disk_bytes = @disk_bytes,
-    ready_at = coalesce(ready_at, now()), woken_at = now()
+    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null
 where tenant_id = app_tenant() and id = @id;
 
 -- name: WakeMachine :execrows
@@ -43,8 +43,33 @@ where tenant_id = app_tenant() and id = @id and status in ('starting', 'suspende
 update machines set transition = 'parking', updated_at = now()
 where tenant_id = app_tenant() and id = @id and status = 'ready' and transition = '';
 
+-- name: ParkIdleMachine :execrows
+-- Marks a machine that has been idle for so long. The workspace is locked before it.
+update machines m set transition = 'parking', updated_at = now()
+where m.tenant_id = app_tenant() and m.id = @id and m.status = 'ready' and m.transition = '' and @idle::float8 > 0
+  and idle_since(m.tenant_id, m.workspace_id, m.woken_at) <= now() - make_interval(secs => @idle::float8);
+
+-- name: ParkOldMachine :execrows
+-- Marks a machine that has been up for so long, whatever runs on it.
+update machines set transition = 'parking', updated_at = now()
+where tenant_id = app_tenant() and id = @id and status = 'ready' and transition = '' and @ceiling::float8 > 0
+  and woken_at <= now() - make_interval(secs => @ceiling::float8);
+
+-- name: SpareMachine :execrows
+-- Takes the mark from a machine that was to park and is not idle any more.
+update machines m set transition = '', updated_at = now()
+where m.tenant_id = app_tenant() and m.id = @id and m.status = 'ready' and m.transition = 'parking'
+  and (@idle::float8 = 0 or coalesce(idle_since(m.tenant_id, m.workspace_id, m.woken_at) > now() - make_interval(secs => @idle::float8), true));
+
+-- name: DisposeMachine :execrows
+-- Marks the machine of a conversation that has been up, or parked, for so long.
+update machines set transition = 'destroying', updated_at = now()
+where tenant_id = app_tenant() and id = @id and transition = ''
+  and (status = 'ready' and @ceiling::float8 > 0 and woken_at <= now() - make_interval(secs => @ceiling::float8)
+    or status = 'suspended' and @retention::float8 > 0 and parked_at <= now() - make_interval(secs => @retention::float8));
+
 -- name: ParkMachine :execrows
-update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now()
+update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now(), parked_at = coalesce(parked_at, now())
 where tenant_id = app_tenant() and id = @id and status in ('starting', 'ready', 'suspended');
 
 -- name: DoomMachine :exec
@@ -58,7 +83,7 @@ where tenant_id = app_tenant() and id = @id;
 -- name: MachineFoundAs :one
 -- What the provider says of a machine that nothing is under way with. No row: something is, or it was known.
 update machines m set status = @status, updated_at = now(), error = sqlc.narg('error'),
-    ended_at = case when @status::text = 'lost' then now() end
+    ended_at = case when @status::text = 'lost' then now() end, parked_at = case when @status::text = 'suspended' then now() end
 where m.tenant_id = app_tenant() and m.id = @id and m.status in ('ready', 'suspended') and m.status <> @status::text and m.transition = ''
   and not exists (
       select 1 from operations o

@@ -28,6 +28,28 @@ func (q *Queries) BuildMachine(ctx context.Context, arg BuildMachineParams) erro
 	return err
 }
 
+const disposeMachine = `-- name: DisposeMachine :execrows
+update machines set transition = 'destroying', updated_at = now()
+where tenant_id = app_tenant() and id = $1 and transition = ''
+  and (status = 'ready' and $2::float8 > 0 and woken_at <= now() - make_interval(secs => $2::float8)
+    or status = 'suspended' and $3::float8 > 0 and parked_at <= now() - make_interval(secs => $3::float8))
+`
+
+type DisposeMachineParams struct {
+	ID        uuid.UUID
+	Ceiling   float64
+	Retention float64
+}
+
+// Marks the machine of a conversation that has been up, or parked, for so long.
+func (q *Queries) DisposeMachine(ctx context.Context, arg DisposeMachineParams) (int64, error) {
+	result, err := q.db.Exec(ctx, disposeMachine, arg.ID, arg.Ceiling, arg.Retention)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const doomMachine = `-- name: DoomMachine :exec
 update machines set transition = 'destroying', updated_at = now() where tenant_id = app_tenant() and id = $1
 `
@@ -92,7 +114,7 @@ func (q *Queries) LockFleet(ctx context.Context) error {
 }
 
 const lockMachine = `-- name: LockMachine :one
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at from machines where tenant_id = app_tenant() and id = $1 for update
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines where tenant_id = app_tenant() and id = $1 for update
 `
 
 func (q *Queries) LockMachine(ctx context.Context, id uuid.UUID) (Machine, error) {
@@ -119,12 +141,13 @@ func (q *Queries) LockMachine(ctx context.Context, id uuid.UUID) (Machine, error
 		&i.EndedAt,
 		&i.CreatedAt,
 		&i.UpdatedAt,
+		&i.ParkedAt,
 	)
 	return i, err
 }
 
 const machine = `-- name: Machine :one
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at from machines where tenant_id = app_tenant() and id = $1
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines where tenant_id = app_tenant() and id = $1
 `
 
 func (q *Queries) Machine(ctx context.Context, id uuid.UUID) (Machine, error) {
@@ -151,13 +174,14 @@ func (q *Queries) Machine(ctx context.Context, id uuid.UUID) (Machine, error) {
 		&i.EndedAt,
 		&i.CreatedAt,
 		&i.UpdatedAt,
+		&i.ParkedAt,
 	)
 	return i, err
 }
 
 const machineFoundAs = `-- name: MachineFoundAs :one
 update machines m set status = $1, updated_at = now(), error = $2,
-    ended_at = case when $1::text = 'lost' then now() end
+    ended_at = case when $1::text = 'lost' then now() end, parked_at = case when $1::text = 'suspended' then now() end
 where m.tenant_id = app_tenant() and m.id = $3 and m.status in ('ready', 'suspended') and m.status <> $1::text and m.transition = ''
   and not exists (
       select 1 from operations o
@@ -181,7 +205,7 @@ func (q *Queries) MachineFoundAs(ctx context.Context, arg MachineFoundAsParams) 
 }
 
 const machinesToDestroy = `-- name: MachinesToDestroy :many
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at from machines
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines
 where tenant_id = app_tenant() and workspace_id = $1 and id is distinct from $2::uuid
   and (status not in ('terminated', 'failed') or transition <> '')
 order by created_at
@@ -219,6 +243,7 @@ func (q *Queries) MachinesToDestroy(ctx context.Context, workspaceID uuid.UUID, 
 			&i.EndedAt,
 			&i.CreatedAt,
 			&i.UpdatedAt,
+			&i.ParkedAt,
 		); err != nil {
 			return nil, err
 		}
@@ -239,13 +264,43 @@ func (q *Queries) MeasureMachine(ctx context.Context, diskBytes int64, iD uuid.U
 	return err
 }
 
+const parkIdleMachine = `-- name: ParkIdleMachine :execrows
+update machines m set transition = 'parking', updated_at = now()
+where m.tenant_id = app_tenant() and m.id = $1 and m.status = 'ready' and m.transition = '' and $2::float8 > 0
+  and idle_since(m.tenant_id, m.workspace_id, m.woken_at) <= now() - make_interval(secs => $2::float8)
+`
+
+// Marks a machine that has been idle for so long. The workspace is locked before it.
+func (q *Queries) ParkIdleMachine(ctx context.Context, iD uuid.UUID, idle float64) (int64, error) {
+	result, err := q.db.Exec(ctx, parkIdleMachine, iD, idle)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const parkMachine = `-- name: ParkMachine :execrows
-update machines set status = 'suspended', transition = '', error = $1, updated_at = now()
+update machines set status = 'suspended', transition = '', error = $1, updated_at = now(), parked_at = coalesce(parked_at, now())
 where tenant_id = app_tenant() and id = $2 and status in ('starting', 'ready', 'suspended')
 `
 
 func (q *Queries) ParkMachine(ctx context.Context, error json.RawMessage, iD uuid.UUID) (int64, error) {
 	result, err := q.db.Exec(ctx, parkMachine, error, iD)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const parkOldMachine = `-- name: ParkOldMachine :execrows
+update machines set transition = 'parking', updated_at = now()
+where tenant_id = app_tenant() and id = $1 and status = 'ready' and transition = '' and $2::float8 > 0
+  and woken_at <= now() - make_interval(secs => $2::float8)
+`
+
+// Marks a machine that has been up for so long, whatever runs on it.
+func (q *Queries) ParkOldMachine(ctx context.Context, iD uuid.UUID, ceiling float64) (int64, error) {
+	result, err := q.db.Exec(ctx, parkOldMachine, iD, ceiling)
 	if err != nil {
 		return 0, err
 	}
@@ -290,7 +345,7 @@ func (q *Queries) PlaceMachine(ctx context.Context, arg PlaceMachineParams) erro
 
 const readyMachine = `-- name: ReadyMachine :exec
 update machines set status = 'ready', transition = '', error = null, updated_at = now(), disk_bytes = $1,
-    ready_at = coalesce(ready_at, now()), woken_at = now()
+    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null
 where tenant_id = app_tenant() and id = $2
 `
 
@@ -309,6 +364,21 @@ func (q *Queries) RunningMachines(ctx context.Context) (int64, error) {
 	var running_machines int64
 	err := row.Scan(&running_machines)
 	return running_machines, err
+}
+
+const spareMachine = `-- name: SpareMachine :execrows
+update machines m set transition = '', updated_at = now()
+where m.tenant_id = app_tenant() and m.id = $1 and m.status = 'ready' and m.transition = 'parking'
+  and ($2::float8 = 0 or coalesce(idle_since(m.tenant_id, m.workspace_id, m.woken_at) > now() - make_interval(secs => $2::float8), true))
+`
+
+// Takes the mark from a machine that was to park and is not idle any more.
+func (q *Queries) SpareMachine(ctx context.Context, iD uuid.UUID, idle float64) (int64, error) {
+	result, err := q.db.Exec(ctx, spareMachine, iD, idle)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const startMachine = `-- name: StartMachine :exec

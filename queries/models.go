@@ -210,6 +210,7 @@ type Machine struct {
 	EndedAt     *time.Time
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
+	ParkedAt    *time.Time
 }
 
 type Membership struct {

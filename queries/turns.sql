@@ -153,8 +153,24 @@ update turns set first_token_at = coalesce(first_token_at, now()), waiting_for =
 where tenant_id = app_tenant() and id = @id and status = 'running';
 
 -- name: AskInterrupt :one
-update turns set interrupt_asked = coalesce(interrupt_asked, now()) where tenant_id = app_tenant() and id = @id and status = 'running'
+-- reason: why, when no person asks. The first one to ask is the reason.
+update turns set interrupt_asked = coalesce(interrupt_asked, now()), reason = case when interrupt_asked is null then @reason else reason end
+where tenant_id = app_tenant() and id = @id and status = 'running'
 returning *;
+
+-- name: WhyInterrupted :one
+-- What its interrupt was asked for, and what its conversation is in now.
+select t.reason, c.status from turns t
+join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
+where t.tenant_id = app_tenant() and t.id = @id;
+
+-- name: TurnsOnMachine :many
+-- Turns of a workspace that run and have, or may have, something on its machine. One that has not sent its prompt and waits
+-- for the machine has nothing on it.
+select t.id, t.conversation_id, (t.interrupt_asked is not null)::bool as asked
+from conversations c join turns t on t.tenant_id = c.tenant_id and t.conversation_id = c.id
+where c.tenant_id = app_tenant() and c.workspace_id = @workspace_id and t.status = 'running'
+  and not (t.prompt_sent_at is null and (t.waiting_for = 'machine' or t.waiting_for like 'machine:%'));
 
 -- name: EndTurn :one
 update turns set status = @status, stop_reason = @stop_reason, reason = @reason, error = sqlc.narg('error'), exit_code = sqlc.narg('exit_code'),

@@ -14,12 +14,14 @@ import (
 )
 
 const askInterrupt = `-- name: AskInterrupt :one
-update turns set interrupt_asked = coalesce(interrupt_asked, now()) where tenant_id = app_tenant() and id = $1 and status = 'running'
+update turns set interrupt_asked = coalesce(interrupt_asked, now()), reason = case when interrupt_asked is null then $1 else reason end
+where tenant_id = app_tenant() and id = $2 and status = 'running'
 returning tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at
 `
 
-func (q *Queries) AskInterrupt(ctx context.Context, id uuid.UUID) (Turn, error) {
-	row := q.db.QueryRow(ctx, askInterrupt, id)
+// reason: why, when no person asks. The first one to ask is the reason.
+func (q *Queries) AskInterrupt(ctx context.Context, reason string, iD uuid.UUID) (Turn, error) {
+	row := q.db.QueryRow(ctx, askInterrupt, reason, iD)
 	var i Turn
 	err := row.Scan(
 		&i.TenantID,
@@ -1080,6 +1082,41 @@ func (q *Queries) Turns(ctx context.Context, arg TurnsParams) ([]Turn, error) {
 	return items, nil
 }
 
+const turnsOnMachine = `-- name: TurnsOnMachine :many
+select t.id, t.conversation_id, (t.interrupt_asked is not null)::bool as asked
+from conversations c join turns t on t.tenant_id = c.tenant_id and t.conversation_id = c.id
+where c.tenant_id = app_tenant() and c.workspace_id = $1 and t.status = 'running'
+  and not (t.prompt_sent_at is null and (t.waiting_for = 'machine' or t.waiting_for like 'machine:%'))
+`
+
+type TurnsOnMachineRow struct {
+	ID             uuid.UUID
+	ConversationID uuid.UUID
+	Asked          bool
+}
+
+// Turns of a workspace that run and have, or may have, something on its machine. One that has not sent its prompt and waits
+// for the machine has nothing on it.
+func (q *Queries) TurnsOnMachine(ctx context.Context, workspaceID uuid.UUID) ([]TurnsOnMachineRow, error) {
+	rows, err := q.db.Query(ctx, turnsOnMachine, workspaceID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []TurnsOnMachineRow{}
+	for rows.Next() {
+		var i TurnsOnMachineRow
+		if err := rows.Scan(&i.ID, &i.ConversationID, &i.Asked); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const usageOfConversations = `-- name: UsageOfConversations :many
 select conversation_id, sum(input_tokens)::bigint as input, sum(output_tokens)::bigint as output,
     sum(cache_read_tokens)::bigint as cache_read, sum(cache_write_tokens)::bigint as cache_write, sum(cost_micros)::bigint as cost_micros
@@ -1121,4 +1158,23 @@ func (q *Queries) UsageOfConversations(ctx context.Context, conversationIds []uu
 		return nil, err
 	}
 	return items, nil
+}
+
+const whyInterrupted = `-- name: WhyInterrupted :one
+select t.reason, c.status from turns t
+join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
+where t.tenant_id = app_tenant() and t.id = $1
+`
+
+type WhyInterruptedRow struct {
+	Reason string
+	Status string
+}
+
+// What its interrupt was asked for, and what its conversation is in now.
+func (q *Queries) WhyInterrupted(ctx context.Context, id uuid.UUID) (WhyInterruptedRow, error) {
+	row := q.db.QueryRow(ctx, whyInterrupted, id)
+	var i WhyInterruptedRow
+	err := row.Scan(&i.Reason, &i.Status)
+	return i, err
 }

@@ -23,6 +23,14 @@ where w.tenant_id = app_tenant() and w.status <> 'deleted' and (@implicit::bool 
   and (sqlc.narg('after')::uuid is null or w.id < sqlc.narg('after'))
 order by w.id desc limit @at_most;
 
+-- name: IdleWorkspaces :many
+-- Since when nothing is done in workspaces whose machine is up. Those in which a turn runs or waits are not among them.
+select w.id, idle.since::timestamptz as since from workspaces w
+join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+cross join lateral (select idle_since(w.tenant_id, w.id, m.woken_at) as since) idle
+where w.tenant_id = app_tenant() and w.id = any(@ids::uuid[]) and w.status = 'ready' and m.status = 'ready' and m.transition = ''
+  and idle.since is not null;
+
 -- name: LockWorkspace :one
 select * from workspaces where tenant_id = app_tenant() and id = @id for update;
 
@@ -61,10 +69,12 @@ where tenant_id = app_tenant() and id = @id and status not in ('deleting', 'dele
 update workspaces set status = 'deleted', setup_step = '', updated_at = now() where tenant_id = app_tenant() and id = @id;
 
 -- name: RequireMachine :exec
--- Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, and up.
+-- Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, up, and going to
+-- stay so. What parks it locks the workspace: a transaction that asks for the machine after it has touched the workspace
+-- is seen by the park, or sees it.
 select fence('machine', exists (
     select from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
-    where w.tenant_id = app_tenant() and w.id = @id::uuid and w.status = 'ready' and m.id = @machine_id::uuid and m.status = 'ready'));
+    where w.tenant_id = app_tenant() and w.id = @id::uuid and w.status = 'ready' and m.id = @machine_id::uuid and m.status = 'ready' and m.transition = ''));
 
 -- name: TouchWorkspace :exec
 update workspaces set last_active_at = now() where tenant_id = app_tenant() and id = @id;

@@ -8,6 +8,7 @@ package queries
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -54,6 +55,40 @@ func (q *Queries) EndWorkspaceSetup(ctx context.Context, arg EndWorkspaceSetupPa
 		arg.ID,
 	)
 	return err
+}
+
+const idleWorkspaces = `-- name: IdleWorkspaces :many
+select w.id, idle.since::timestamptz as since from workspaces w
+join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+cross join lateral (select idle_since(w.tenant_id, w.id, m.woken_at) as since) idle
+where w.tenant_id = app_tenant() and w.id = any($1::uuid[]) and w.status = 'ready' and m.status = 'ready' and m.transition = ''
+  and idle.since is not null
+`
+
+type IdleWorkspacesRow struct {
+	ID    uuid.UUID
+	Since time.Time
+}
+
+// Since when nothing is done in workspaces whose machine is up. Those in which a turn runs or waits are not among them.
+func (q *Queries) IdleWorkspaces(ctx context.Context, ids []uuid.UUID) ([]IdleWorkspacesRow, error) {
+	rows, err := q.db.Query(ctx, idleWorkspaces, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []IdleWorkspacesRow{}
+	for rows.Next() {
+		var i IdleWorkspacesRow
+		if err := rows.Scan(&i.ID, &i.Since); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const insertWorkspace = `-- name: InsertWorkspace :one
@@ -177,10 +212,12 @@ func (q *Queries) ReplaceMachine(ctx context.Context, machineID uuid.UUID, iD uu
 const requireMachine = `-- name: RequireMachine :exec
 select fence('machine', exists (
     select from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
-    where w.tenant_id = app_tenant() and w.id = $1::uuid and w.status = 'ready' and m.id = $2::uuid and m.status = 'ready'))
+    where w.tenant_id = app_tenant() and w.id = $1::uuid and w.status = 'ready' and m.id = $2::uuid and m.status = 'ready' and m.transition = ''))
 `
 
-// Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, and up.
+// Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, up, and going to
+// stay so. What parks it locks the workspace: a transaction that asks for the machine after it has touched the workspace
+// is seen by the park, or sees it.
 func (q *Queries) RequireMachine(ctx context.Context, iD uuid.UUID, machineID uuid.UUID) error {
 	_, err := q.db.Exec(ctx, requireMachine, iD, machineID)
 	return err
@@ -214,7 +251,7 @@ func (q *Queries) TouchWorkspace(ctx context.Context, id uuid.UUID) error {
 }
 
 const workspace = `-- name: Workspace :one
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at,
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
         and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting
 from workspaces w
@@ -269,13 +306,14 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 		&i.Machine.EndedAt,
 		&i.Machine.CreatedAt,
 		&i.Machine.UpdatedAt,
+		&i.Machine.ParkedAt,
 		&i.Waiting,
 	)
 	return i, err
 }
 
 const workspaces = `-- name: Workspaces :many
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at,
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
         and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting
 from workspaces w
@@ -343,6 +381,7 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 			&i.Machine.EndedAt,
 			&i.Machine.CreatedAt,
 			&i.Machine.UpdatedAt,
+			&i.Machine.ParkedAt,
 			&i.Waiting,
 		); err != nil {
 			return nil, err
@@ -356,7 +395,7 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 }
 
 const workspacesBuiltFrom = `-- name: WorkspacesBuiltFrom :many
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at from workspaces w
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.environment_id = $1::uuid and w.status = 'ready'
 order by w.id
@@ -414,6 +453,7 @@ func (q *Queries) WorkspacesBuiltFrom(ctx context.Context, environmentID uuid.UU
 			&i.Machine.EndedAt,
 			&i.Machine.CreatedAt,
 			&i.Machine.UpdatedAt,
+			&i.Machine.ParkedAt,
 		); err != nil {
 			return nil, err
 		}

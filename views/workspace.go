@@ -64,6 +64,7 @@ type WorkspaceHead struct {
 	Status        Badge
 	Machine       Badge // parked, starting, lost …; empty when the status says it all
 	MachineNote   string
+	ParksAt       time.Time // when the machine parks if nothing runs until then; zero: not known, or never
 	Environment   Link
 	Vault         Link
 	Provider      string

@@ -283,7 +283,9 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	occupants := &occupants{}
 	s.workspaces = workspace.New(b.db, workspace.Options{
 		Machines: s.machines, Operations: s.operations, Environments: s.environments, Vaults: s.vaults, Stream: account, Occupants: occupants,
-		ExtraCA: ca, AptSources: sources, NPMRegistry: cfg.NPMRegistry, PIPIndex: cfg.PIPIndex, Log: log,
+		// Disposable stays off: what an agent remembers is on its conversation's machine alone.
+		Lifetimes: workspace.Lifetimes{Idle: cfg.IdleTimeout(), Ceiling: cfg.MaxLifetime(), Retention: cfg.TaskRetention()},
+		ExtraCA:   ca, AptSources: sources, NPMRegistry: cfg.NPMRegistry, PIPIndex: cfg.PIPIndex, Log: log,
 	})
 	s.conversations = conversation.New(b.db, conversation.Options{
 		Owner: s.host, RuntimesDir: runtimes, Agents: s.agents, Workspaces: s.workspaces, Inference: s.inference, Keys: b.keys, Broker: s.broker,

@@ -50,9 +50,9 @@ type setupStep struct {
 }
 
 func workspaceVerbs() *cobra.Command {
-	cmd := &cobra.Command{Use: "workspace", Aliases: []string{"workspaces", "ws"}, Short: "Machines you keep: create, list, show, logs, retry, delete", GroupID: "use",
+	cmd := &cobra.Command{Use: "workspace", Aliases: []string{"workspaces", "ws"}, Short: "Machines you keep: create, list, show, logs, retry, wake, delete", GroupID: "use",
 		RunE: needsVerb}
-	cmd.AddCommand(workspaceCreate(), workspaceList(), workspaceShow(), workspaceLogs(), workspaceRetry(), workspaceDelete())
+	cmd.AddCommand(workspaceCreate(), workspaceList(), workspaceShow(), workspaceLogs(), workspaceRetry(), workspaceWake(), workspaceDelete())
 	return cmd
 }
 
@@ -201,6 +201,22 @@ func workspaceRetry() *cobra.Command {
 		return showWorkspace(w, asJSON)
 	})
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the setup until it ends")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func workspaceWake() *cobra.Command {
+	var asJSON bool
+	cmd := sub("wake WORKSPACE", "Start a parked machine without a prompt", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		w, err := namedWorkspace(c, cl, args[0])
+		if err != nil {
+			return err
+		}
+		if w, err = workspaceCall(c, cl, "POST", "/api/workspaces/"+w.ID+"/wake", nil); err != nil {
+			return err
+		}
+		return showWorkspace(w, asJSON)
+	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

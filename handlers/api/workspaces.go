@@ -83,6 +83,15 @@ func (h Workspaces) Retry(ctx context.Context, in *ByID) (*One[workspace.Workspa
 	return OneOf(h.Service.Retry(ctx, Actor(ctx), id))
 }
 
+// Wake answers POST /api/workspaces/{id}/wake.
+func (h Workspaces) Wake(ctx context.Context, in *ByID) (*One[workspace.Workspace], error) {
+	id, err := in.id()
+	if err != nil {
+		return nil, err
+	}
+	return OneOf(h.Service.Wake(ctx, Actor(ctx), id))
+}
+
 // SetupLog answers GET /api/workspaces/{id}/setup-log, as JSON or, for Accept: text/plain, as text.
 func (h Workspaces) SetupLog(c echo.Context) error {
 	ctx := c.Request().Context()

@@ -122,6 +122,9 @@ func waitingText(w conversation.Waiting) string {
 		}
 		return "Waiting for the setup"
 	case conversation.ForMachine:
+		if w.Detail != "" {
+			return "Waiting for the machine to park, to wake it again"
+		}
 		return "Waiting for the machine to start"
 	case conversation.ForHome:
 		return "Preparing the config home"

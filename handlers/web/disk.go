@@ -30,15 +30,16 @@ import (
 // home is where relative paths of a machine start.
 const home = "/home/sprite"
 
-// cannotRead sorts why a disk read was refused: the machine is not up, or the path is not what was asked for.
-func cannotRead(err error) (*views.NotReady, *views.Problem, error) {
+// cannotRead sorts why a disk read was refused: the machine is not up, and may be woken by wakeURL, or the path is not what was
+// asked for.
+func cannotRead(wakeURL string, err error) (*views.NotReady, *views.Problem, error) {
 	r, ok := refusal.As(err)
 	if !ok || r.Code == refusal.NotFound {
 		return nil, nil, err
 	}
 	switch r.Code {
 	case refusal.SandboxNotReady, refusal.SandboxUnreachable, refusal.MachineHostUnreachable, refusal.ProviderDisabled:
-		return &views.NotReady{Message: r.Message}, nil, nil
+		return &views.NotReady{Message: r.Message, WakeURL: wakeURL}, nil, nil
 	}
 	return nil, problem(err), nil
 }
@@ -63,7 +64,7 @@ func (w *Console) ShowFiles(c echo.Context) error {
 			}
 		}
 		if err != nil {
-			if tab.NotReady, tab.Problem, err = cannotRead(err); err != nil {
+			if tab.NotReady, tab.Problem, err = cannotRead(p.Head.WakeURL, err); err != nil {
 				return err
 			}
 		}
@@ -155,7 +156,7 @@ func (w *Console) ShowGitStatus(c echo.Context) error {
 		p.Git = &tab
 		g, err := w.Files.GitStatus(ctx, a, s.ID, asked, "")
 		if err != nil {
-			tab.NotReady, tab.Problem, err = cannotRead(err)
+			tab.NotReady, tab.Problem, err = cannotRead(p.Head.WakeURL, err)
 			return err
 		}
 		tab.Branch, tab.Upstream, tab.Ahead, tab.Behind, tab.Cut, tab.Operation = text(g.Branch), g.Upstream, g.Ahead, g.Behind, g.Truncated, g.Operation
@@ -187,7 +188,7 @@ func (w *Console) ShowDiff(c echo.Context) error {
 		p.Diff = &tab
 		d, err := w.Files.Diff(ctx, a, s.ID, files.DiffInput{Path: asked, Staged: tab.Staged, Untracked: !tab.Staged})
 		if err != nil {
-			tab.NotReady, tab.Problem, err = cannotRead(err)
+			tab.NotReady, tab.Problem, err = cannotRead(p.Head.WakeURL, err)
 			return err
 		}
 		tab.Files, tab.Truncated, tab.PatchURL = markup.ParseDiff(d.Diff), d.Truncated, address(p.Head.URL+"/patch", "path", asked)

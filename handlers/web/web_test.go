@@ -25,6 +25,7 @@ import (
 	"managoat/internal/files"
 	"managoat/internal/identity/identitytest"
 	"managoat/internal/transcript"
+	"managoat/internal/workspace"
 )
 
 func TestMain(m *testing.M) { os.Exit(conversationtest.Main(m)) }
@@ -38,7 +39,7 @@ type site struct {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	w := conversationtest.New(t)
+	w := conversationtest.New(t, conversationtest.Options{Lives: workspace.Lifetimes{Idle: 2 * time.Hour}})
 	console := web.New(web.Options{
 		Identity: w.People, Environments: w.Environments, Vaults: w.Vaults, Agents: w.Agents, Inference: w.Inference, Workspaces: w.Workspaces,
 		Conversations: w.Conversations, Files: files.New(w.Workspaces, w.Conversations), Ledger: w.Ledger, Audit: audit.New(w.DB), Reader: w.Reader,
@@ -171,6 +172,7 @@ func TestConsole(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, *site){
 		"without JavaScript":                                                 withoutJavaScript,
 		"a conversation without JavaScript":                                  aConversationWithoutJavaScript,
+		"a machine parks and is woken":                                       aMachineParksAndIsWoken,
 		"a long conversation opens at its end":                               aLongConversationOpensAtItsEnd,
 		"a browser holds a few streams only":                                 aBrowserHoldsAFewStreamsOnly,
 		"pages give their streams back":                                      pagesGiveTheirStreamsBack,
@@ -390,6 +392,32 @@ func withoutJavaScript(t *testing.T, s *site) {
 		t.Parallel()
 		s.as(t, s.Owner).get("/nothing/here").says(404, "Not found", "not_found", "Request")
 		s.visitor(t).get("/setup?token=nonsense").says(410, "This link cannot be used")
+	})
+}
+
+func aMachineParksAndIsWoken(t *testing.T, s *site) {
+	v := s.as(t, s.Owner)
+	ws := s.Ready(s.Workspace(s.Environment(nil)).ID)
+	page := "/workspaces/" + ws.ID.String()
+	if text := v.get(page).says(200, "ready").doc.Find("#workspace-state").Text(); !strings.Contains(text, "parks in 1 h if nothing runs") {
+		t.Errorf("before: %s", text)
+	}
+	if _, err := s.Instance.Owner(t).Exec(t.Context(), "update machines set woken_at = woken_at - interval '2 hours' where workspace_id = $1", ws.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Workspaces.ParkDue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.Until("the machine to park", func() bool { return strings.Contains(v.get(page).doc.Find("#workspace-state").Text(), "parked") })
+	p := v.get(page+"/files").says(200, "parked", "Nothing ran here for 2 hours", "Wake the machine")
+	if strings.Contains(p.text(), "if nothing runs") || p.doc.Find("#workspace-state form[action$=wake]").Length() != 1 {
+		t.Errorf("parked: %s", p.doc.Find("#workspace-state").Text())
+	}
+	if p = v.post(page + "/wake").says(200); p.path != page {
+		t.Errorf("a wake ends at %s", p.path)
+	}
+	s.Until("the machine to be up", func() bool {
+		return strings.Contains(v.get(page).doc.Find("#workspace-state").Text(), "parks in 1 h")
 	})
 }
 

@@ -81,8 +81,15 @@ func (w *Console) workspaceHead(ctx context.Context, a tenant.Actor, s workspace
 		DiskBytes: s.DiskBytes, Conversations: s.ConversationCount, CreatedAt: s.CreatedAt, Stale: s.ChangedFields}
 	if s.Status == workspace.Ready {
 		switch s.MachineStatus {
+		case machine.Ready:
+			if s.ParksAt != nil {
+				h.ParksAt = *s.ParksAt
+			}
 		case machine.Suspended:
 			h.MachineNote = "wakes on the next prompt"
+			if s.Transition == "" && !s.Implicit {
+				h.WakeURL = h.URL + "/wake"
+			}
 		case machine.Lost, machine.Terminated, machine.Failed:
 			h.MachineNote = "the next prompt builds a new one; transcripts are kept, the disk is gone"
 		}
@@ -250,6 +257,19 @@ func (w *Console) RetryWorkspace(c echo.Context) error {
 	}
 	page := "/workspaces/" + at.String()
 	if _, err := w.Workspaces.Retry(c.Request().Context(), actor(c), at); err != nil {
+		return refuse(c, page, err)
+	}
+	return see(c, page, "")
+}
+
+// WakeWorkspace starts a parked machine: POST /workspaces/{id}/wake.
+func (w *Console) WakeWorkspace(c echo.Context) error {
+	at, err := id(c, "id")
+	if err != nil {
+		return err
+	}
+	page := "/workspaces/" + at.String()
+	if _, err := w.Workspaces.Wake(c.Request().Context(), actor(c), at); err != nil {
 		return refuse(c, page, err)
 	}
 	return see(c, page, "")

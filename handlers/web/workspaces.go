@@ -78,6 +78,9 @@ func workspaceBadge(s workspace.Workspace) views.Badge {
 	}
 	switch s.MachineStatus {
 	case machine.Ready:
+		if s.Transition != "" {
+			return views.Badge{State: views.StateRunning, Label: s.Transition}
+		}
 		return views.Badge{State: views.StateReady, Label: "ready"}
 	case machine.Suspended:
 		if s.Transition != "" {

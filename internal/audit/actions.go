@@ -34,12 +34,13 @@ const (
 	CredentialUpdate Action = "inference_credential.update"
 	CredentialDelete Action = "inference_credential.delete"
 
-	WorkspaceCreate Action = "workspace.create"
-	WorkspaceUpdate Action = "workspace.update"
-	WorkspaceRetry  Action = "workspace.retry"
-	WorkspaceDelete Action = "workspace.delete"
-	WorkspaceWake   Action = "workspace.wake"
-	WorkspacePark   Action = "workspace.park"
+	WorkspaceCreate  Action = "workspace.create"
+	WorkspaceUpdate  Action = "workspace.update"
+	WorkspaceRetry   Action = "workspace.retry"
+	WorkspaceDelete  Action = "workspace.delete"
+	WorkspaceWake    Action = "workspace.wake"
+	WorkspacePark    Action = "workspace.park"
+	WorkspaceDispose Action = "workspace.dispose" // of its machine, at the end of a lifetime
 
 	ConversationCreate    Action = "conversation.create"
 	ConversationUpdate    Action = "conversation.update"
@@ -64,5 +65,5 @@ var Actions = []Action{
 	PermissionAnswer,
 	SessionCreate, SessionDelete,
 	VaultCreate, VaultDelete, VaultDeleteSecret, VaultPutSecret, VaultUpdate, VaultUpdateSecret,
-	WorkspaceCreate, WorkspaceDelete, WorkspacePark, WorkspaceRetry, WorkspaceUpdate, WorkspaceWake,
+	WorkspaceCreate, WorkspaceDelete, WorkspaceDispose, WorkspacePark, WorkspaceRetry, WorkspaceUpdate, WorkspaceWake,
 }

@@ -58,6 +58,12 @@ type Config struct {
 	LogFormat      string
 }
 
+// Lifetimes beyond these are slips of the keyboard.
+const (
+	maxIdleMinutes   = 365 * 24 * 60
+	maxLifetimeHours = 10 * 365 * 24
+)
+
 // Setting is one row of the table of settings; docs/configuration.md is made from it.
 type Setting struct {
 	Flag    string // "listen"; its variable is MANAGOAT_LISTEN
@@ -114,9 +120,9 @@ var Settings = []Setting{
 		_, err := c.Ports()
 		return err
 	}},
-	{Flag: "sandbox-idle-timeout-minutes", Default: "60", Bare: true, Help: "an idle workspace's machine parks after this; 0: never", bind: number(func(c *Config) *int { return &c.SandboxIdleTimeoutMinutes }), check: atLeast(0, func(c *Config) int { return c.SandboxIdleTimeoutMinutes })},
-	{Flag: "sandbox-max-lifetime-hours", Default: "0", Bare: true, Help: "a running machine's ceiling; 0: off", bind: number(func(c *Config) *int { return &c.SandboxMaxLifetimeHours }), check: atLeast(0, func(c *Config) int { return c.SandboxMaxLifetimeHours })},
-	{Flag: "sandbox-task-retention-hours", Default: "72", Bare: true, Help: "a conversation's own parked machine is kept this long; 0: for ever", bind: number(func(c *Config) *int { return &c.SandboxTaskRetentionHours }), check: atLeast(0, func(c *Config) int { return c.SandboxTaskRetentionHours })},
+	{Flag: "sandbox-idle-timeout-minutes", Default: "60", Bare: true, Help: "a machine parks when no turn has run or waited for so long; 0: never", bind: number(func(c *Config) *int { return &c.SandboxIdleTimeoutMinutes }), check: between(0, maxIdleMinutes, func(c *Config) int { return c.SandboxIdleTimeoutMinutes })},
+	{Flag: "sandbox-max-lifetime-hours", Default: "0", Bare: true, Help: "a machine that is up for so long parks, and the turns on it end; 0: off", bind: number(func(c *Config) *int { return &c.SandboxMaxLifetimeHours }), check: between(0, maxLifetimeHours, func(c *Config) int { return c.SandboxMaxLifetimeHours })},
+	{Flag: "sandbox-task-retention-hours", Default: "72", Bare: true, Help: "of no effect yet: a conversation's own machine is kept parked as long as the conversation lives", bind: number(func(c *Config) *int { return &c.SandboxTaskRetentionHours }), check: between(0, maxLifetimeHours, func(c *Config) int { return c.SandboxTaskRetentionHours })},
 	{Flag: "machine-memory-mb", Default: "4096", Help: "memory of a machine", bind: number(func(c *Config) *int { return &c.MachineMemoryMB }), check: atLeast(128, func(c *Config) int { return c.MachineMemoryMB })},
 	{Flag: "machine-cpus", Default: "2", Help: "processors of a machine", bind: fraction(func(c *Config) *float64 { return &c.MachineCPUs })},
 	{Flag: "machine-pids", Default: "2048", Help: "processes and threads of a machine", bind: number(func(c *Config) *int { return &c.MachinePids }), check: atLeast(64, func(c *Config) int { return c.MachinePids })},
@@ -169,6 +175,16 @@ func (c *Config) Check() error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// MaxLifetime is how long a machine may be up at once; 0: for ever.
+func (c *Config) MaxLifetime() time.Duration {
+	return time.Duration(c.SandboxMaxLifetimeHours) * time.Hour
+}
+
+// TaskRetention is how long a conversation's own machine is kept parked; 0: for ever.
+func (c *Config) TaskRetention() time.Duration {
+	return time.Duration(c.SandboxTaskRetentionHours) * time.Hour
 }
 
 // IdleTimeout is after how long an idle machine parks; 0: never.
@@ -273,6 +289,15 @@ func atLeast(min int, get func(*Config) int) func(*Config) error {
 	return func(c *Config) error {
 		if get(c) < min {
 			return fmt.Errorf("must be at least %d", min)
+		}
+		return nil
+	}
+}
+
+func between(min, max int, get func(*Config) int) func(*Config) error {
+	return func(c *Config) error {
+		if n := get(c); n < min || n > max {
+			return fmt.Errorf("must be %d to %d", min, max)
 		}
 		return nil
 	}

@@ -3,6 +3,7 @@ package config
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 )
@@ -35,6 +36,31 @@ func TestAFlagWinsOverItsVariableAndTheManualsNameWorksBare(t *testing.T) {
 	c, err := load(t, "--listen", "127.0.0.1:2")
 	if err != nil || c.Listen != "127.0.0.1:2" || c.SandboxIdleTimeoutMinutes != 7 {
 		t.Fatalf("%+v, %v", c, err)
+	}
+}
+
+func TestLifetimesThatCannotBeMeantAreNamed(t *testing.T) {
+	for variable, values := range map[string][]string{
+		"SANDBOX_IDLE_TIMEOUT_MINUTES": {"-1", "525601", "99999999999999999999", "1.5", "an hour", "60m"},
+		"SANDBOX_MAX_LIFETIME_HOURS":   {"-1", "87601", "99999999999999999999", "0.5", "day"},
+		"SANDBOX_TASK_RETENTION_HOURS": {"-1", "87601", "3d"},
+	} {
+		for _, value := range values {
+			for _, name := range []string{variable, "MANAGOAT_" + variable} {
+				t.Run(name+"="+value, func(t *testing.T) {
+					t.Setenv(name, value)
+					if _, err := load(t); err == nil || !strings.Contains(err.Error(), variable) {
+						t.Errorf("it was taken, or not named: %v", err)
+					}
+				})
+			}
+		}
+	}
+	t.Setenv("SANDBOX_IDLE_TIMEOUT_MINUTES", "0")
+	t.Setenv("SANDBOX_MAX_LIFETIME_HOURS", "87600")
+	c, err := load(t)
+	if err != nil || c.IdleTimeout() != 0 || c.MaxLifetime() != 87600*time.Hour || c.TaskRetention() != 72*time.Hour {
+		t.Errorf("%+v %v", c, err)
 	}
 }
 

@@ -89,7 +89,7 @@ func (t *turn) machine(ctx context.Context) (*workspace.Up, error) {
 		reason := ForMachine
 		if w.For == "setup" {
 			reason = ForSetup
-		} else {
+		} else if w.Step == "" { // else it may stay up
 			woken = true
 		}
 		t.waits(ctx, reason, w.Step)

@@ -15,6 +15,7 @@ import (
 	"managoat/internal/refusal"
 	"managoat/internal/tenant"
 	"managoat/internal/transcript"
+	"managoat/internal/workspace"
 	"managoat/queries"
 )
 
@@ -24,6 +25,7 @@ const (
 	ByWithdrawal      = "withdrawn"               // it was queued and taken back
 	ByTermination     = "conversation_terminated" // its conversation was ended
 	ByInstanceRestart = "instance_restarted"      // the server restarted and nothing of it could be found
+	ByParking         = workspace.MachineParked   // its machine parked under it, at the end of its lifetime
 )
 
 // Values of title_source.
@@ -47,7 +49,7 @@ func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUI
 		if target.Status == Pending {
 			turn, err = s.withdraw(ctx, tx, target, ByWithdrawal)
 		} else {
-			turn, err = tx.AskInterrupt(ctx, target.ID)
+			turn, err = tx.AskInterrupt(ctx, "", target.ID)
 			tx.OnCommit(func() { s.interrupt(target.ID) })
 		}
 		if err != nil {
@@ -153,7 +155,7 @@ func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c
 			_, err = s.withdraw(ctx, tx, t, ByTermination)
 		} else {
 			running = true
-			_, err = tx.AskInterrupt(ctx, t.ID)
+			_, err = tx.AskInterrupt(ctx, "", t.ID)
 			tx.OnCommit(func() { s.interrupt(t.ID) })
 		}
 		if err != nil {

@@ -128,10 +128,10 @@ func (p *process) handTx(ctx context.Context, tx db.Tx, actor tenant.Actor, in P
 	p.s.keepTurn(t)
 	return errors.Join( // none of them answers: they travel with the commit, in this order
 		tx.RequireOnlyTurn(ctx, p.id, t.row.ID),
-		tx.RequireMachine(ctx, p.workspace, p.machine),
 		tx.RequireBound(ctx, p.id),
 		p.save(ctx, tx, *a),
 		t.showTx(ctx, tx),
+		tx.RequireMachine(ctx, p.workspace, p.machine),    // after the workspace was touched: no park comes between
 		quota.TakePrompt(ctx, tx, p.tenant, p.s.o.Quotas), // and the account's counter: last, as everywhere
 		p.s.tell(ctx, tx, p.tenant, p.id),
 	)

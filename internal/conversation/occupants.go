@@ -27,6 +27,34 @@ func (s *Service) OpenTurns(ctx context.Context, tenantID, workspaceID uuid.UUID
 	return int(n.Running), int(n.Pending), nil
 }
 
+// InterruptTurns asks the turns that are on a workspace's machine to end, for a reason that each will carry, and tells how
+// many there are still. Those that wait for the machine go on waiting.
+func (s *Service) InterruptTurns(ctx context.Context, tenantID, workspaceID uuid.UUID, reason string) (int, error) {
+	turns, err := s.db.Tenant(tenantID).TurnsOnMachine(ctx, workspaceID)
+	if err != nil {
+		return 0, fmt.Errorf("list the turns on a machine: %w", err)
+	}
+	for _, t := range turns {
+		if t.Asked {
+			continue
+		}
+		err := s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
+			if _, err := tx.LockConversationAlways(ctx, t.ConversationID); err != nil {
+				return err
+			}
+			if _, err := tx.AskInterrupt(ctx, reason, t.ID); err != nil {
+				return err
+			}
+			tx.OnCommit(func() { s.interrupt(t.ID) })
+			return s.tell(ctx, tx, tenantID, t.ConversationID)
+		})
+		if err != nil && !db.NotFound(err) { // it has ended meanwhile
+			return 0, fmt.Errorf("interrupt turn %s: %w", t.ID, err)
+		}
+	}
+	return len(turns), nil
+}
+
 // TerminateAll ends every live conversation of a workspace, keeping their transcripts.
 func (s *Service) TerminateAll(ctx context.Context, actor tenant.Actor, workspaceID uuid.UUID) error {
 	live, err := s.db.Tenant(actor.TenantID).LiveConversations(ctx, workspaceID)

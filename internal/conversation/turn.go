@@ -256,17 +256,16 @@ func (t *turn) send(ctx context.Context, p *process) error {
 	remasked.Go(func() { p.remask(ctx) })
 	ok := p.do(ctx, func() {
 		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.TurnID, a.Prompt = &t.row.ID, id }, func(tx db.Tx) error {
-			if err := tx.RequireMachine(ctx, t.c.WorkspaceID, p.machine); err != nil {
-				return err
-			}
 			if !t.begun {
-				return t.beginTx(ctx, tx, ForModel, true)
+				if err := t.beginTx(ctx, tx, ForModel, true); err != nil {
+					return err
+				}
+			} else if n, err := tx.PromptSent(ctx, t.row.ID); err != nil {
+				return err
+			} else if n == 0 {
+				return errFenced
 			}
-			n, err := tx.PromptSent(ctx, t.row.ID)
-			if err == nil && n == 0 {
-				err = errFenced
-			}
-			return err
+			return tx.RequireMachine(ctx, t.c.WorkspaceID, p.machine) // after the workspace was touched: no park comes between
 		})
 		if err == nil {
 			t.begun = true
@@ -362,9 +361,12 @@ func (t *turn) stop(ctx context.Context, p *process) error {
 
 // reason is why the turn was interrupted.
 func (t *turn) reason(ctx context.Context) string {
-	status, err := t.s.db.Tenant(t.c.TenantID).ConversationStatus(ctx, t.c.ID)
-	if err == nil && status == Terminated {
+	why, err := t.s.db.Tenant(t.c.TenantID).WhyInterrupted(ctx, t.row.ID)
+	switch {
+	case err == nil && why.Status == Terminated:
 		return ByTermination
+	case err == nil && why.Reason != "":
+		return why.Reason
 	}
 	return ByUser
 }

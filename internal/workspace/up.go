@@ -45,7 +45,7 @@ type Up struct {
 // Waiting is what Ensure waits for.
 type Waiting struct {
 	For  string // "setup" or "machine"
-	Step string // of the setup
+	Step string // of the setup; of the machine: its transition, when it is on its way down
 }
 
 // Ensure returns when the workspace's machine is up. It waits for a setup that runs, starts one for a workspace that
@@ -86,6 +86,11 @@ func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress f
 			}
 		case status == machine.Lost:
 			return nil, refusal.New(refusal.SandboxUnreachable, "The machine was lost again, right after it was built anew. The next prompt builds another.").RetryAfter(lookEvery)
+		case down(row.m):
+			report(Waiting{For: "machine", Step: row.m.Transition})
+			if err := wait(ctx, changed); err != nil {
+				return nil, err
+			}
 		case status == machine.Suspended || status == machine.Starting:
 			report(Waiting{For: "machine"})
 			if err := s.wake(ctx, tenantID, id); err != nil {
@@ -124,6 +129,9 @@ func (s *Service) Peek(ctx context.Context, tenantID, id uuid.UUID) (*Up, error)
 	if Status(row.w.Status) != Ready || status != machine.Ready {
 		return nil, machine.NotReady(status)
 	}
+	if down(row.m) {
+		return nil, machine.NotReady(machine.Suspended)
+	}
 	up, err := s.up(ctx, tenantID, row)
 	if err == nil || ctx.Err() != nil {
 		return up, err
@@ -135,6 +143,9 @@ func (s *Service) Peek(ctx context.Context, tenantID, id uuid.UUID) (*Up, error)
 	}
 	return nil, err
 }
+
+// down tells whether a machine is on its way down. It may stay up after all, when a park meets a prompt.
+func down(m queries.Machine) bool { return m.Transition == "parking" || m.Transition == "destroying" }
 
 // current reads the workspace for a prompt. No prompt runs on a provider that is disabled, even when the machine is up.
 func (s *Service) current(ctx context.Context, tenantID, id uuid.UUID) (record, error) {
@@ -201,45 +212,55 @@ func (s *Service) again(ctx context.Context, tenantID, id uuid.UUID) (setupID uu
 
 // wake starts a parked machine, or joins what is under way with it, and returns when that has ended.
 func (s *Service) wake(ctx context.Context, tenantID, id uuid.UUID) error {
-	opID := uuid.Must(uuid.NewV7())
+	var opID uuid.UUID
 	err := s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
 		w, err := lock(ctx, tx, id)
 		if err != nil {
 			return err
 		}
-		if open, err := tx.OpenMachineOperation(ctx, id); err == nil {
-			opID = open.ID
-			return nil
-		} else if !db.NotFound(err) {
-			return fmt.Errorf("look for what is under way: %w", err)
-		}
 		m, err := tx.LockMachine(ctx, *w.MachineID)
 		if err != nil {
 			return fmt.Errorf("lock the machine: %w", err)
 		}
-		switch machine.Status(m.Status) {
-		case machine.Suspended:
-			if err := s.o.Machines.Admit(ctx, tx, tenantID); err != nil {
-				return err
-			}
-		case machine.Starting: // counted already, and nobody is at it
-		default:
-			opID = uuid.Nil // it is up already, or lost: the caller looks again
-			return nil
-		}
-		if _, err := tx.WakeMachine(ctx, m.ID); err != nil {
-			return fmt.Errorf("wake the machine: %w", err)
-		}
-		ref, err := operation.Insert(ctx, tx, tenantID, opID, operation.Wake, id, m.ID, nil)
-		if err != nil {
-			return err
-		}
-		s.wakes(tx, ref)
-		return s.statusEvent(ctx, tx, tenantID, id)
+		opID, _, err = s.begun(ctx, tx, w, m)
+		return err
 	})
-	if err != nil || opID == uuid.Nil {
+	if err != nil || opID == uuid.Nil { // it is up already, or lost: the caller looks again
 		return err
 	}
+	return s.join(ctx, tenantID, id, opID)
+}
+
+// begun is what is under way with the machine of a locked workspace; where that is nothing, and the machine is parked, its
+// wake, which begins with the transaction's end.
+func (s *Service) begun(ctx context.Context, tx db.Tx, w queries.Workspace, m queries.Machine) (uuid.UUID, operation.Kind, error) {
+	if open, err := tx.OpenMachineOperation(ctx, w.ID); err == nil {
+		return open.ID, operation.Kind(open.Kind), nil
+	} else if !db.NotFound(err) {
+		return uuid.Nil, "", fmt.Errorf("look for what is under way: %w", err)
+	}
+	switch machine.Status(m.Status) {
+	case machine.Suspended:
+		if err := s.o.Machines.Admit(ctx, tx, w.TenantID); err != nil {
+			return uuid.Nil, "", err
+		}
+	case machine.Starting: // counted already, and nobody is at it
+	default:
+		return uuid.Nil, "", nil
+	}
+	if _, err := tx.WakeMachine(ctx, m.ID); err != nil {
+		return uuid.Nil, "", fmt.Errorf("wake the machine: %w", err)
+	}
+	ref, err := operation.Insert(ctx, tx, w.TenantID, uuid.Must(uuid.NewV7()), operation.Wake, w.ID, m.ID, nil)
+	if err != nil {
+		return uuid.Nil, "", err
+	}
+	s.wakes(tx, ref)
+	return ref.ID, operation.Wake, s.statusEvent(ctx, tx, w.TenantID, w.ID)
+}
+
+// join returns when an operation has ended. A wake that failed is a refusal.
+func (s *Service) join(ctx context.Context, tenantID, id, opID uuid.UUID) error {
 	for {
 		changed := s.changes(id)
 		op, err := s.db.Tenant(tenantID).Operation(ctx, opID)

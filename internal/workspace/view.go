@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -53,6 +54,14 @@ func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []record) 
 	if err != nil {
 		return nil, fmt.Errorf("count the conversations: %w", err)
 	}
+	resting, err := q.IdleWorkspaces(ctx, ids)
+	if err != nil {
+		return nil, fmt.Errorf("look since when the workspaces are idle: %w", err)
+	}
+	idle := map[uuid.UUID]time.Time{}
+	for _, r := range resting {
+		idle[r.ID] = r.Since
+	}
 	out := make([]Workspace, len(rows))
 	for i, r := range rows {
 		var now map[string]string
@@ -63,8 +72,25 @@ func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []record) 
 			return nil, err
 		}
 		out[i].ConversationCount = counts[r.w.ID]
+		if since, ok := idle[r.w.ID]; ok {
+			out[i].IdleSince, out[i].ParksAt = &since, s.o.Lifetimes.parksAt(since, r.m.WokenAt)
+		}
 	}
 	return out, nil
+}
+
+// parksAt is when a machine parks that is idle since then and came up at woken; nil: never.
+func (l Lifetimes) parksAt(idle time.Time, woken *time.Time) (at *time.Time) {
+	if l.Idle > 0 {
+		t := idle.Add(l.Idle)
+		at = &t
+	}
+	if l.Ceiling > 0 && woken != nil {
+		if t := woken.Add(l.Ceiling); at == nil || t.Before(*at) {
+			at = &t
+		}
+	}
+	return at
 }
 
 // view shows one row. now are the digests of its environment as it is.

@@ -64,6 +64,8 @@ type Workspace struct {
 	DiskBytes         int64          `json:"disk_bytes" doc:"what the machine wrote to its disk"`
 	Base              sandbox.Base   `json:"base" doc:"what the machine's root file system was made from"`
 	Transition        string         `json:"transition" doc:"provisioning, waking, parking, destroying; empty when nothing is under way"`
+	IdleSince         *time.Time     `json:"idle_since" doc:"since when nothing is done on the machine: the end of the last turn, or the moment it came up; null while a turn runs or waits, and while the machine is not up"`
+	ParksAt           *time.Time     `json:"parks_at" doc:"when the machine parks if nothing runs until then; null while a turn runs or waits, while the machine is not up, and where machines never park"`
 	WaitingReason     string         `json:"waiting_reason" doc:"why the machine is not up, or why what is under way with it cannot go on now"`
 	Metadata          map[string]any `json:"metadata"`
 	LastActiveAt      time.Time      `json:"last_active_at"`
@@ -86,6 +88,9 @@ type Occupants interface {
 	OpenTurns(ctx context.Context, tenantID, workspaceID uuid.UUID) (running, pending int, err error)
 	// TerminateAll ends every live conversation of a workspace. Ending none is success.
 	TerminateAll(ctx context.Context, actor tenant.Actor, workspaceID uuid.UUID) error
+	// InterruptTurns asks the turns that are on a workspace's machine to end, for a reason that each will carry, and tells how
+	// many there are still.
+	InterruptTurns(ctx context.Context, tenantID, workspaceID uuid.UUID, reason string) (left int, err error)
 	// LiveSecrets are the credentials that live conversations hold beside the environment's and the vault's.
 	LiveSecrets(ctx context.Context, tenantID, workspaceID uuid.UUID) ([]secret.Value, error)
 	// LiveDirs are the working directories of live conversations.
@@ -104,6 +109,7 @@ type Options struct {
 	Vaults       *vault.Service
 	Stream       *stream.Account
 	Occupants    Occupants
+	Lifetimes    Lifetimes
 
 	ExtraCA     []byte // PEM, trusted in every machine beside the public roots
 	AptSources  string // lines of sources.list; "": what the base has
@@ -136,12 +142,12 @@ func New(d *db.DB, o Options) *Service {
 			return err
 		})
 	})
-	o.Operations.Handle(operation.Park, o.Machines.Park)
+	o.Operations.Handle(operation.Park, s.park)
 	o.Operations.Handle(operation.Destroy, s.destroy)
 	return s
 }
 
-// Run does the background work until ctx ends: operations, half-done deletes first.
+// Run does the background work until ctx ends: operations, half-done deletes first, and parking what is due.
 func (s *Service) Run(ctx context.Context) error {
 	deletes, err := s.db.Due(ctx, db.DueDeletes)
 	if err != nil {
@@ -155,6 +161,9 @@ func (s *Service) Run(ctx context.Context) error {
 		}
 		s.o.Operations.Wake(db.Ref{TenantID: ref.TenantID, ID: op.ID})
 	}
+	var sweeper sync.WaitGroup
+	sweeper.Go(func() { s.sweep(ctx) })
+	defer sweeper.Wait()
 	return s.o.Operations.Run(ctx)
 }
 
@@ -502,11 +511,15 @@ func (s *Service) wakes(tx db.Tx, ref db.Ref) {
 	tx.OnCommit(func() { s.o.Operations.Wake(ref) })
 }
 
-// destroyPause is the time between tries of a delete that cannot go on: its provider is disabled, its host is away.
-const destroyPause = 30 * time.Second
-
-// destroy is the operation behind a delete.
+// destroy is the operation behind a delete, and behind the end of a machine whose workspace stays: its payload says why.
 func (s *Service) destroy(ctx context.Context, h *operation.Held) error {
+	var why cause
+	if err := json.Unmarshal(h.Payload, &why); err != nil {
+		return fmt.Errorf("read why the machine is destroyed: %w", err)
+	}
+	if why.Code != "" {
+		return s.discard(ctx, h, why)
+	}
 	row, err := s.db.Tenant(h.TenantID).Workspace(ctx, h.WorkspaceID)
 	if err != nil {
 		return fmt.Errorf("read the workspace: %w", err)
@@ -522,10 +535,7 @@ func (s *Service) destroy(ctx context.Context, h *operation.Held) error {
 	}
 	for _, m := range machines {
 		if err := s.o.Machines.Destroy(ctx, h, m, machine.Terminated); err != nil {
-			if _, refused := refusal.As(err); refused {
-				return &operation.Later{Pause: destroyPause, Err: err}
-			}
-			return err
+			return later(err)
 		}
 	}
 	return s.told(ctx, h, h.End, func(tx db.Tx) error { return tx.DeletedWorkspace(ctx, h.WorkspaceID) })

@@ -82,7 +82,7 @@ func examples(now time.Time) []example {
 	w1 := workspace(now)
 	add("/workspaces/w1", views.Workspace(w1))
 	building := workspace(now)
-	building.Head.Name, building.Head.URL, building.Head.Status, building.Head.Machine, building.Head.MachineNote, building.Head.Stale = "billing", "/workspaces/w0", views.Badge{State: views.StateRunning, Label: "setting up", Since: ago(53 * time.Second)}, views.Badge{}, "", nil
+	building.Head.Name, building.Head.URL, building.Head.Status, building.Head.Machine, building.Head.ParksAt, building.Head.Stale = "billing", "/workspaces/w0", views.Badge{State: views.StateRunning, Label: "setting up", Since: ago(53 * time.Second)}, views.Badge{}, time.Time{}, nil
 	building.Conversations, building.Setup = []views.Row{waiting}, setup(now, "provisioning")
 	add("/workspaces/w0", views.Workspace(building))
 	broken := building
@@ -248,7 +248,7 @@ func workspace(now time.Time) views.WorkspacePage {
 	return views.WorkspacePage{
 		Page: page(now, "storefront", "workspaces"),
 		Head: views.WorkspaceHead{
-			ID: "w1", URL: "/workspaces/w1", Name: "storefront", Status: views.Badge{State: views.StateReady, Label: "ready"}, MachineNote: "parks in 41 min",
+			ID: "w1", URL: "/workspaces/w1", Name: "storefront", Status: views.Badge{State: views.StateReady, Label: "ready"}, ParksAt: now.Add(41 * time.Minute),
 			Environment: views.Link{Name: "node-22", URL: "/environments/e1"}, Vault: views.Link{Name: "team-bot", URL: "/vaults/v1"}, Provider: "local", DiskBytes: 1_400_000_000,
 			Conversations: 3, CreatedAt: now.Add(-26 * time.Hour), Stale: []string{"packages", "setup_script"},
 		},

@@ -162,6 +162,7 @@ type World struct {
 type Options struct {
 	Limits  sandbox.Limits
 	Prompts int // a minute; 0: 1000
+	Lives   workspace.Lifetimes
 }
 
 // Server is a server's services on the world's host.
@@ -291,7 +292,7 @@ func (w *World) services() (*Server, error) {
 		return s.Workspaces.MachineChanged(ctx, tx, tenantID, id)
 	})
 	s.Workspaces = workspace.New(w.DB, workspace.Options{Machines: s.Machines, Operations: runner, Environments: s.Environments, Vaults: s.Vaults,
-		Stream: account, Occupants: s.Conversations, ExtraCA: settings.ExtraCA, AptSources: w.Outside.Debian.Sources(), NPMRegistry: w.Outside.NPM.URL, Log: log})
+		Stream: account, Occupants: s.Conversations, Lifetimes: w.opts.Lives, ExtraCA: settings.ExtraCA, AptSources: w.Outside.Debian.Sources(), NPMRegistry: w.Outside.NPM.URL, Log: log})
 	s.Conversations.UseWorkspaces(s.Workspaces)
 	return s, s.Machines.Register(ctx)
 }

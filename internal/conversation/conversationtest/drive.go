@@ -1,9 +1,11 @@
 package conversationtest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -226,4 +228,23 @@ func (w *World) KillEgress() {
 	if err := unix.Kill(int(peer.Pid), unix.SIGKILL); err != nil {
 		w.tb.Fatal(err)
 	}
+}
+
+// BreakMachine makes a workspace's machine, which is parked, one that its provider cannot start now: something that it
+// mounts of the host is not there. What it returns mends it.
+func (w *World) BreakMachine(workspaceID uuid.UUID) (mend func()) {
+	w.tb.Helper()
+	file := filepath.Join(shared.machines, "machines", w.machine(workspaceID), "machine.json")
+	was, err := os.ReadFile(file)
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	write := func(b []byte) {
+		w.tb.Helper()
+		if err := os.WriteFile(file, b, 0o600); err != nil {
+			w.tb.Fatal(err)
+		}
+	}
+	write(bytes.ReplaceAll(was, []byte(shared.agent), []byte(shared.agent+"-not")))
+	return func() { write(was) }
 }

@@ -161,6 +161,7 @@ type Host struct {
 	Quota    int // machines that an account may run
 	Fleet    int
 	Disabled bool // the provider is not offered
+	Lives    workspace.Lifetimes
 
 	// For a server in a process of its own:
 	Guest  string // file of the guest's binary
@@ -293,7 +294,7 @@ func start(host Host, in *identitytest.Instance, occupants workspace.Occupants, 
 		return s.Workspaces.MachineChanged(ctx, tx, tenantID, id)
 	})
 	s.Workspaces = workspace.New(in.DB, workspace.Options{
-		Machines: s.Machines, Operations: s.Operations, Environments: s.Environments, Vaults: s.Vaults, Stream: s.Stream, Occupants: occupants,
+		Machines: s.Machines, Operations: s.Operations, Environments: s.Environments, Vaults: s.Vaults, Stream: s.Stream, Occupants: occupants, Lifetimes: host.Lives,
 		ExtraCA: host.ExtraCA, AptSources: host.Apt, NPMRegistry: host.NPM, PIPIndex: host.PIP, Log: log,
 	})
 	return s, s.Machines.Register(ctx)
@@ -377,6 +378,11 @@ type Occupants struct {
 // OpenTurns is none.
 func (o *Occupants) OpenTurns(context.Context, uuid.UUID, uuid.UUID) (int, int, error) {
 	return 0, 0, nil
+}
+
+// InterruptTurns has none to interrupt.
+func (o *Occupants) InterruptTurns(context.Context, uuid.UUID, uuid.UUID, string) (int, error) {
+	return 0, nil
 }
 
 // TerminateAll notes the workspace.
