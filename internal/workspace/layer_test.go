@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -24,13 +26,6 @@ import (
 var nosyPackage = testworld.DebianPackage{
 	Name:     "managoat-nosy",
 	Postinst: "#!/bin/sh\n{ env; cat /home/sprite/.env /home/sprite/.managoat/* /proc/*/environ; } > /usr/share/managoat-nosy 2>/dev/null || true\n",
-}
-
-// packaged is an environment with packages of every account of the test, whose script runs a command of each.
-func packaged(in *environment.Input) {
-	in.Name = "packaged " + uuid.NewString()
-	in.Packages = environment.Packages{Apt: []string{"managoat-hello"}, Npm: []string{"managoat-greet"}}
-	in.SetupScript = "managoat-hello && managoat-greet"
 }
 
 const greetings = "hello from a Debian package\nhello from an npm package\n"
@@ -61,10 +56,13 @@ func newLayer(t *testing.T, w *workspacetest.World, account uuid.UUID, before ..
 	return l
 }
 
+// cached is what the note of the step packages begins with when it installed nothing.
+const cached = "cached"
+
 // installed says what the step packages of a workspace's setup did.
 func installed(t *testing.T, w *workspacetest.World, ws workspace.Workspace, want string) {
 	t.Helper()
-	if got := setupLog(t, w, ws.ID)["packages"].Note; got != want {
+	if got := setupLog(t, w, ws.ID)["packages"].Note; got != want && !(want == cached && strings.HasPrefix(got, "cached, ")) {
 		t.Errorf("the packages were %q, want %q", got, want)
 	}
 }
@@ -115,7 +113,7 @@ func TestTheSecondSetupInstallsNothingAndALayerHoldsNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := make()
-	installed(t, w, second, "cached, less than a minute old")
+	installed(t, w, second, cached)
 	if n := len(w.Outside.Debian.Requests()) + len(w.Outside.NPM.Requests()); n != asked {
 		t.Errorf("the second setup asked the registries %d times", n-asked)
 	}
@@ -130,7 +128,7 @@ func TestTheSecondSetupInstallsNothingAndALayerHoldsNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	third := ready(t, w, create(t, w, env).ID)
-	installed(t, w, third, "cached, less than a minute old")
+	installed(t, w, third, cached)
 	if got := setupLog(t, w, third.ID)["setup_script"].Output; got != "newer\nnewer\n" {
 		t.Errorf("what is installed over a layer is not there: %q", got)
 	}
@@ -162,14 +160,14 @@ func TestTheSecondSetupInstallsNothingAndALayerHoldsNoSecret(t *testing.T) {
 	}
 }
 
-func TestALayerIsReplacedWhenAskedAndNeverUsedByOthers(t *testing.T) {
+func TestALayerComesFromASetupThatSucceedsAndIsItsAccountsAlone(t *testing.T) {
 	t.Parallel()
 	w := workspacetest.New(t)
-	make := func(actor tenant.Actor, fresh bool, change func(*environment.Input)) workspace.Workspace {
+	begin := func(actor tenant.Actor, fresh bool, script string) workspace.Workspace {
 		t.Helper()
 		in := environment.New()
-		packaged(&in)
-		change(&in)
+		in.Name, in.SetupScript = "env "+uuid.NewString(), script
+		in.Packages = environment.Packages{Apt: []string{"managoat-hello"}, Npm: []string{"managoat-greet"}}
 		env, err := w.Environments.Create(t.Context(), actor, in)
 		if err != nil {
 			t.Fatal(err)
@@ -178,99 +176,112 @@ func TestALayerIsReplacedWhenAskedAndNeverUsedByOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the end of the setup", func() bool {
-			if ws, err = w.Workspaces.Get(t.Context(), actor, ws.ID); err != nil {
-				t.Fatal(err)
-			}
-			return ws.Status != workspace.Provisioning
-		})
 		return ws
 	}
 	owner, account := w.Owner.Actor, w.Owner.TenantID
-	same := func(*environment.Input) {}
+	const greet = "managoat-hello && managoat-greet"
 
-	// A setup that fails after its packages leaves none. Its retry makes one.
-	failed := make(owner, false, func(in *environment.Input) { in.SetupScript = "test -e /nothing" })
+	// One that fails after its packages leaves nothing. Its retry does.
+	failed := settled(t, w, begin(owner, false, "test -e /nothing").ID)
 	if failed.Status != workspace.Failed || failed.Error.Step != "setup_script" {
 		t.Fatalf("status %s, error %+v", failed.Status, failed.Error)
-	}
-	making := func() []string {
-		names, err := filepath.Glob(filepath.Join(w.Host.Machines, "making", "layer-*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return names
 	}
 	if all := layers(t, w, account); len(all) != 0 {
 		t.Errorf("a failed setup left a layer: %+v", all)
 	}
 	if _, err := w.Environments.Update(t.Context(), owner, *failed.EnvironmentID, func(in *environment.Input) error {
-		in.SetupScript = ""
+		in.SetupScript = greet
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Workspaces.Retry(t.Context(), owner, failed.ID, workspace.RetryInput{Fresh: true}); err != nil {
+	if _, err := w.Workspaces.Retry(t.Context(), owner, failed.ID, workspace.RetryInput{}); err != nil {
 		t.Fatal(err)
 	}
 	installed(t, w, ready(t, w, failed.ID), "apt 1, npm 1")
 	first := newLayer(t, w, account)
+	user := ready(t, w, begin(owner, false, greet).ID)
+	installed(t, w, user, cached)
 
-	user := make(owner, false, same)
-	installed(t, w, user, "cached, less than a minute old")
-
-	// Not for other packages, other networking, other accounts.
-	installed(t, w, make(owner, false, func(in *environment.Input) { in.Packages.Npm = nil; in.SetupScript = "" }), "apt 1")
-	installed(t, w, make(owner, false, func(in *environment.Input) {
-		in.NetworkingType, in.NetworkingConfig.AllowedHosts = "limited", []string{w.Outside.Debian.Host, w.Outside.NPM.Host}
-	}), "apt 1, npm 1")
+	// Another account installs its own. Fresh installs anew, and takes the layer's place but for the machine on it.
 	stranger := w.Account(t)
-	theirs := make(stranger.Actor, false, same)
-	log, err := w.Workspaces.SetupLog(t.Context(), stranger.Actor, theirs.ID)
-	if err != nil || log.Steps[3].Note != "apt 1, npm 1" {
-		t.Errorf("another account's packages were %+v %v", log.Steps, err)
-	}
-
-	// Fresh installs anew, and what it installed takes the layer's place, which stays for the machine on it.
-	before := layers(t, w, account)
-	installed(t, w, make(owner, true, same), "apt 1, npm 1")
-	newer := newLayer(t, w, account, before...)
+	theirs := begin(stranger.Actor, false, greet)
+	fresh := begin(owner, true, greet)
+	installed(t, w, ready(t, w, fresh.ID), "apt 1, npm 1")
+	newer := newLayer(t, w, account, first)
 	if newer.Name != first.Name {
 		t.Errorf("the fresh layer has another name: %+v, %+v", newer, first)
 	}
 	if i := slices.IndexFunc(layers(t, w, account), func(l sandbox.Layer) bool { return l.ID == first.ID && l.Machines == 1 }); i < 0 {
 		t.Errorf("the layer under a machine is gone: %+v", layers(t, w, account))
 	}
-	if got := run(t, w, user.ID, "managoat-hello; managoat-greet"); got != greetings {
+	if got := run(t, w, user.ID, greet); got != greetings {
 		t.Errorf("the machine on the older layer says %q", got)
 	}
-
-	// One that lost a file is installed over.
-	if err := os.Remove(filepath.Join(w.Host.Machines, "layers", newer.ID, "usr/bin/managoat-hello")); err != nil {
-		t.Fatal(err)
+	newLayer(t, w, stranger.TenantID)
+	log, err := w.Workspaces.SetupLog(t.Context(), stranger.Actor, theirs.ID)
+	if err != nil || log.Steps[3].Note != "apt 1, npm 1" {
+		t.Errorf("another account's packages were %+v %v", log.Steps, err)
 	}
-	before = layers(t, w, account)
-	installed(t, w, make(owner, false, same), "apt 1, npm 1")
-	mended := newLayer(t, w, account, before...)
-	eventually(t, "the end of the broken layer", func() bool {
-		return !slices.ContainsFunc(layers(t, w, account), func(l sandbox.Layer) bool { return l.ID == newer.ID })
-	})
-	installed(t, w, make(owner, false, same), "cached, less than a minute old")
-	if mended.Name != first.Name {
-		t.Errorf("the mended layer has another name: %+v", mended)
+	if left, err := filepath.Glob(filepath.Join(w.Host.Machines, "layers", "*", "layer.json")); err != nil || len(left) < 3 {
+		t.Errorf("layers on disk: %v %v", left, err)
 	}
-	eventually(t, "the end of what was copied for nothing", func() bool { return len(making()) == 0 })
 
 	// What an account leaves behind goes with it.
 	if _, err := w.Instance.Owner(t).Exec(t.Context(), "delete from tenants where tenant_id = $1", stranger.TenantID); err != nil {
 		t.Fatal(err)
 	}
-	for len(layers(t, w, stranger.TenantID)) > 0 {
+	eventually(t, "the end of the account's layer", func() bool {
 		if err := w.Machines.Reap(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if len(layers(t, w, account)) == 0 {
+		return len(layers(t, w, stranger.TenantID)) == 0
+	})
+	if len(layers(t, w, account)) != 2 {
 		t.Error("another account's layers went as well")
+	}
+}
+
+// What is installed depends on more than the packages' names; what comes after them is not among it.
+func TestALayerIsNamedByAllThatItsPackagesDependOn(t *testing.T) {
+	t.Parallel()
+	account := uuid.New()
+	name := func(account uuid.UUID, npm string, change func(*environment.Environment)) string {
+		env := environment.Environment{Input: environment.New()}
+		env.Packages = environment.Packages{Apt: []string{"git", "jq"}, Npm: []string{"typescript"}}
+		change(&env)
+		return workspace.LayerName(account, env, workspace.Options{NPMRegistry: npm})
+	}
+	want := name(account, "", func(*environment.Environment) {})
+	for what, got := range map[string]string{
+		"the order of packages": name(account, "", func(e *environment.Environment) { slices.Reverse(e.Packages.Apt) }),
+		"the script": name(account, "", func(e *environment.Environment) {
+			e.SetupScript, e.EnvVars, e.Repositories = "make", map[string]string{"A": "b"}, []environment.Repository{{URL: "https://example.com/a"}}
+		}),
+	} {
+		if got != want {
+			t.Errorf("%s changes the name", what)
+		}
+	}
+	for what, got := range map[string]string{
+		"another account":       name(uuid.New(), "", func(*environment.Environment) {}),
+		"another registry":      name(account, "https://npm.example.com", func(*environment.Environment) {}),
+		"one package more":      name(account, "", func(e *environment.Environment) { e.Packages.Pip = []string{"uvicorn"} }),
+		"a version":             name(account, "", func(e *environment.Environment) { e.Packages.Npm = []string{"typescript@5"} }),
+		"another manager":       name(account, "", func(e *environment.Environment) { e.Packages.Npm, e.Packages.Pip = nil, []string{"typescript"} }),
+		"limited networking":    name(account, "", func(e *environment.Environment) { e.NetworkingType = "limited" }),
+		"a host that is let in": name(account, "", func(e *environment.Environment) { e.NetworkingConfig.AllowedHosts = []string{"example.com"} }),
+	} {
+		if got == want {
+			t.Errorf("%s does not change the name", what)
+		}
+	}
+	if got := name(account, "", func(e *environment.Environment) { e.Packages = environment.Packages{} }); got != "" {
+		t.Errorf("no packages have the name %q", got)
+	}
+	for d, want := range map[time.Duration]string{14*24*time.Hour + time.Hour: "14 days", 25 * time.Hour: "1 day", 90 * time.Minute: "1 hour", 2 * time.Minute: "2 minutes", 0: "less than a minute"} {
+		if got := workspace.Old(d); got != want {
+			t.Errorf("%s is %q, want %q", d, got, want)
+		}
 	}
 }

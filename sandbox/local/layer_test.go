@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -140,8 +141,22 @@ func TestAHalfMadeLayerIsRemovedAtTheNextStartUnlessSomebodyMakesIt(t *testing.T
 		t.Errorf("a link came over as %q: %v", target, err)
 	}
 
-	// A machine whose layer somebody took away can never start again.
 	makeMachine(t, other, onLayer("user", "kit"))
+	if sh(t, connect(t, other, "user"), guest.Sprite, "cat /usr/share/kit") != "kit\n" {
+		t.Error("the layer is not under the machine")
+	}
+	if err := other.Stop(t.Context(), "user"); err != nil {
+		t.Fatal(err)
+	}
+	// One that lost something is not used; a machine that lost all of its layer can never start again.
+	if err := os.Remove(filepath.Join(other.layerDir(all[0].ID), "usr/share/kit")); err != nil {
+		t.Fatal(err)
+	}
+	created, err := other.Create(t.Context(), onLayer("late", "kit"))
+	t.Cleanup(func() { other.Destroy(context.Background(), "late") })
+	if err != nil || created.Layer != nil {
+		t.Errorf("a machine on a broken layer: %+v %v", created, err)
+	}
 	if err := os.RemoveAll(other.layerDir(all[0].ID)); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +172,7 @@ func BenchmarkLayer(b *testing.B) {
 	p := open(b)
 	makeMachine(b, p, spec("maker"))
 	c := connect(b, p, "maker")
-	sh(b, c, guest.Root, fmt.Sprintf("mkdir -p /usr/share/kit/{0..49}; head -c %d /dev/urandom > /tmp/x; for i in $(seq %d); do cp /tmp/x /usr/share/kit/$((i %% 50))/$i; done", size, files))
+	sh(b, c, guest.Root, fmt.Sprintf("mkdir /usr/share/kit && head -c %d /dev/urandom | split -a 4 -b %d - /usr/share/kit/", files*size, size))
 	n := 0
 	for b.Loop() {
 		n++
