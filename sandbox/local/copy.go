@@ -73,12 +73,14 @@ func (t *treeCopy) directory(in, out *os.File, at string) error {
 }
 
 func (t *treeCopy) entry(in, out *os.File, at, name string) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(int(in.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return err
-	}
 	if !t.keep(at) {
 		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(in.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); errors.Is(err, unix.ENOENT) {
+		return nil // it is gone since the directory was read
+	} else if err != nil {
+		return err
 	}
 	to := int(out.Fd())
 	switch st.Mode & unix.S_IFMT {
