@@ -62,6 +62,7 @@ type Capabilities struct {
 	CPULimit    bool     `json:"cpu_limit"`    // Spec.Limits.CPUs is enforced
 	PidsLimit   bool     `json:"pids_limit"`   // Spec.Limits.Pids is enforced
 	DiskLimit   bool     `json:"disk_limit"`   // Spec.Limits.DiskBytes is enforced (by a quota or by polling)
+	Layers      bool     `json:"layers"`       // the provider is a Layers: what one machine installed is there for others
 	Notes       []string `json:"notes"`        // one sentence per thing that is missing, with the way to get it
 }
 
@@ -72,6 +73,7 @@ type Spec struct {
 	Hostname string            // the name inside; [a-z0-9-]{1,63}
 	Limits   Limits
 	Mounts   []Mount // read-only host directories; the provider refuses anything outside its allowed roots
+	Layer    string  // name of the layer to stand on, where there is one that fits (see Layers); "" wants none
 }
 
 // Limits of a machine. Zero means the provider's default.
@@ -102,6 +104,49 @@ type Created struct {
 	ID      string
 	Adopted bool // true when a machine of that name was there already
 	Base    Base
+	Layer   *Layer // what it stands on; nil: nothing but its base
+}
+
+// Layers is the part of a provider that keeps what was installed in one machine, so that machines made later need not
+// install it. A provider may lack it: Capabilities.Layers tells.
+//
+// A layer lies between a machine's base and what the machine writes. It is for machines of the same instance and account
+// (their labels) and of the same base, whatever its name; it never changes, and is never taken from under a machine,
+// running or stopped. The provider may drop one that no machine stands on, by age and for its room: a caller that asks for
+// a layer must be ready to get a machine without.
+type Layers interface {
+	// Snapshot copies what was installed in a machine: its system directories, without home directories, temporary files,
+	// caches of package managers, and what tells machines apart. The machine may run; nothing should be installed in it
+	// meanwhile. A machine that stands on a layer itself is Invalid.
+	Snapshot(ctx context.Context, id string) (Snapshot, error)
+
+	// ListLayers shows every layer that carries all the given labels.
+	ListLayers(ctx context.Context, labels map[string]string) ([]Layer, error)
+
+	// RemoveLayer removes a layer. Removing what is gone is success; one that a machine stands on is Unavailable.
+	RemoveLayer(ctx context.Context, id string) error
+}
+
+// Snapshot is the copy of what was installed in a machine, which is no layer yet. It ends with Keep or Discard; what an
+// ended process left is removed at the provider's next start.
+type Snapshot interface {
+	// Keep makes it the layer of that name ([a-z0-9-]{1,63}), in the place of an older one. When it returns the layer is
+	// on disk, whole.
+	Keep(ctx context.Context, name string) error
+	// Discard removes it. After Keep it does nothing.
+	Discard() error
+}
+
+// Layer describes a layer.
+type Layer struct {
+	ID        string
+	Name      string
+	Labels    map[string]string // instance and tenant of the machine it was taken from
+	Base      Base
+	Bytes     int64 // on disk
+	Machines  int   // that stand on it
+	CreatedAt time.Time
+	UsedAt    time.Time // when a machine was last made on it
 }
 
 // Base names what a machine's root file system was made from.
@@ -137,7 +182,7 @@ type Stats struct {
 	MemoryLimit    int64         `json:"memory_limit_bytes"` // 0: none
 	CPUTime        time.Duration `json:"-"`                  // since start
 	Pids           int64         `json:"pids"`
-	DiskBytes      int64         `json:"disk_bytes"` // what the machine wrote, not its base
+	DiskBytes      int64         `json:"disk_bytes"` // what the machine wrote, not its base or layer
 	DiskLimit      int64         `json:"disk_limit_bytes"`
 	OOMKills       int64         `json:"oom_kills"` // since start
 	DiskFull       bool          `json:"disk_full"`

@@ -36,6 +36,7 @@ type WorkspaceFormPage struct {
 	EnvironmentID string
 	VaultID       string
 	Provider      string
+	Fresh         bool
 	Environments  []Option
 	Vaults        []Option // the first one is "none"
 	Providers     []Option

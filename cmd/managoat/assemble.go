@@ -231,8 +231,9 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		return nil, err
 	}
 	limits := sandbox.Limits{MemoryBytes: int64(cfg.MachineMemoryMB) << 20, CPUs: cfg.MachineCPUs, Pids: int64(cfg.MachinePids), DiskBytes: int64(cfg.MachineDiskMB) << 20}
+	age, room := cfg.PackageLayers()
 	if s.provider, err = local.New(local.Options{Dir: b.dir.Path("machines"), GuestBinary: guest, MountRoots: []string{runtimes},
-		AptSources: []byte(sources), ExtraCA: ca, Defaults: limits, Log: log}); err != nil {
+		AptSources: []byte(sources), ExtraCA: ca, Defaults: limits, LayerAge: age, LayerBytes: room, Log: log}); err != nil {
 		return nil, err
 	}
 	b.cleanup(func(context.Context) { s.provider.Close() })

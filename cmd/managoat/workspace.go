@@ -69,7 +69,7 @@ func sub(use, short string, args cobra.PositionalArgs, run func(*cobra.Command, 
 
 func workspaceCreate() *cobra.Command {
 	var environment, vault, provider string
-	var asJSON, follow bool
+	var asJSON, follow, fresh bool
 	cmd := sub("create NAME --environment ENV", "Build a machine from an environment", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
 		if environment == "" {
 			return &codedError{exitUsage, errors.New("--environment is needed: its name or id")}
@@ -87,6 +87,9 @@ func workspaceCreate() *cobra.Command {
 		if provider != "" {
 			in["sandbox_provider"] = provider
 		}
+		if fresh {
+			in["fresh"] = true
+		}
 		w, err := workspaceCall(c, cl, "POST", "/api/workspaces", in)
 		if err != nil {
 			return err
@@ -99,6 +102,7 @@ func workspaceCreate() *cobra.Command {
 	cmd.Flags().StringVar(&environment, "environment", "", "the environment's name or id")
 	cmd.Flags().StringVar(&vault, "vault", "", "the vault's name or id")
 	cmd.Flags().StringVar(&provider, "provider", "", "the sandbox provider (default: the instance's)")
+	cmd.Flags().BoolVar(&fresh, "fresh", false, freshHelp)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the setup until it ends")
 	return cmd
@@ -185,14 +189,21 @@ func workspaceLogs() *cobra.Command {
 	return cmd
 }
 
+// freshHelp explains --fresh of what runs a setup.
+const freshHelp = "install the packages anew, whatever an earlier setup has left of them"
+
 func workspaceRetry() *cobra.Command {
-	var follow, asJSON bool
+	var follow, asJSON, fresh bool
 	cmd := sub("retry WORKSPACE", "Set a failed workspace up again, with its environment as it is now", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
 		w, err := namedWorkspace(c, cl, args[0])
 		if err != nil {
 			return err
 		}
-		if w, err = workspaceCall(c, cl, "POST", "/api/workspaces/"+w.ID+"/retry", nil); err != nil {
+		var in any
+		if fresh {
+			in = map[string]any{"fresh": true}
+		}
+		if w, err = workspaceCall(c, cl, "POST", "/api/workspaces/"+w.ID+"/retry", in); err != nil {
 			return err
 		}
 		if follow {
@@ -200,6 +211,7 @@ func workspaceRetry() *cobra.Command {
 		}
 		return showWorkspace(w, asJSON)
 	})
+	cmd.Flags().BoolVar(&fresh, "fresh", false, freshHelp)
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the setup until it ends")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

@@ -75,12 +75,21 @@ func (h Workspaces) Delete(ctx context.Context, in *ByID) (*None, error) {
 }
 
 // Retry answers POST /api/workspaces/{id}/retry.
-func (h Workspaces) Retry(ctx context.Context, in *ByID) (*One[workspace.Workspace], error) {
+func (h Workspaces) Retry(ctx context.Context, in *struct {
+	ByID
+	Body *Body[workspace.RetryInput]
+}) (*One[workspace.Workspace], error) {
 	id, err := in.id()
 	if err != nil {
 		return nil, err
 	}
-	return OneOf(h.Service.Retry(ctx, Actor(ctx), id))
+	var r workspace.RetryInput
+	if in.Body != nil {
+		if err := in.Body.Over(&r); err != nil {
+			return nil, err
+		}
+	}
+	return OneOf(h.Service.Retry(ctx, Actor(ctx), id, r))
 }
 
 // Wake answers POST /api/workspaces/{id}/wake.

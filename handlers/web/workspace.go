@@ -256,7 +256,7 @@ func (w *Console) RetryWorkspace(c echo.Context) error {
 		return err
 	}
 	page := "/workspaces/" + at.String()
-	if _, err := w.Workspaces.Retry(c.Request().Context(), actor(c), at); err != nil {
+	if _, err := w.Workspaces.Retry(c.Request().Context(), actor(c), at, workspace.RetryInput{Fresh: c.FormValue("fresh") != ""}); err != nil {
 		return refuse(c, page, err)
 	}
 	return see(c, page, "")

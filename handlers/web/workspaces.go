@@ -140,8 +140,8 @@ func (w *Console) workspaceForm(c echo.Context, status int, p views.WorkspaceFor
 
 // CreateWorkspace makes a workspace and shows it being set up: POST /workspaces.
 func (w *Console) CreateWorkspace(c echo.Context) error {
-	p := views.WorkspaceFormPage{Name: c.FormValue("name"), EnvironmentID: c.FormValue("environment_id"), VaultID: c.FormValue("vault_id"), Provider: c.FormValue("sandbox_provider")}
-	in := workspace.CreateInput{Name: p.Name, VaultID: optionalID(p.VaultID), SandboxProvider: p.Provider}
+	p := views.WorkspaceFormPage{Name: c.FormValue("name"), EnvironmentID: c.FormValue("environment_id"), VaultID: c.FormValue("vault_id"), Provider: c.FormValue("sandbox_provider"), Fresh: c.FormValue("fresh") != ""}
+	in := workspace.CreateInput{Name: p.Name, VaultID: optionalID(p.VaultID), SandboxProvider: p.Provider, Fresh: p.Fresh}
 	if environment := optionalID(p.EnvironmentID); environment != nil {
 		in.EnvironmentID = *environment
 	}

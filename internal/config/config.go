@@ -49,6 +49,9 @@ type Config struct {
 	MachinePids     int
 	MachineDiskMB   int
 
+	PackageLayerDays int
+	PackageLayersMB  int
+
 	RunningMachines  int
 	FleetMachines    int
 	PromptsPerMinute int
@@ -127,6 +130,8 @@ var Settings = []Setting{
 	{Flag: "machine-cpus", Default: "2", Help: "processors of a machine", bind: fraction(func(c *Config) *float64 { return &c.MachineCPUs })},
 	{Flag: "machine-pids", Default: "2048", Help: "processes and threads of a machine", bind: number(func(c *Config) *int { return &c.MachinePids }), check: atLeast(64, func(c *Config) int { return c.MachinePids })},
 	{Flag: "machine-disk-mb", Default: "20480", Help: "what a machine may write to its disk", bind: number(func(c *Config) *int { return &c.MachineDiskMB }), check: atLeast(64, func(c *Config) int { return c.MachineDiskMB })},
+	{Flag: "package-layer-days", Default: "30", Help: "installed packages are reused by later setups of their account for this long", bind: number(func(c *Config) *int { return &c.PackageLayerDays }), check: atLeast(1, func(c *Config) int { return c.PackageLayerDays })},
+	{Flag: "package-layers-mb", Default: "20480", Help: "what installed packages kept for later setups may occupy on this host; 0: none are kept", bind: number(func(c *Config) *int { return &c.PackageLayersMB }), check: atLeast(0, func(c *Config) int { return c.PackageLayersMB })},
 	{Flag: "running-machines", Default: "20", Help: "machines an account may run at once", bind: number(func(c *Config) *int { return &c.RunningMachines }), check: atLeast(0, func(c *Config) int { return c.RunningMachines })},
 	{Flag: "fleet-machines", Default: "100", Help: "machines the instance may run at once", bind: number(func(c *Config) *int { return &c.FleetMachines }), check: atLeast(1, func(c *Config) int { return c.FleetMachines })},
 	{Flag: "prompts-per-minute", Default: "60", Help: "prompts an account may send a minute", bind: number(func(c *Config) *int { return &c.PromptsPerMinute }), check: atLeast(1, func(c *Config) int { return c.PromptsPerMinute })},
@@ -190,6 +195,15 @@ func (c *Config) TaskRetention() time.Duration {
 // IdleTimeout is after how long an idle machine parks; 0: never.
 func (c *Config) IdleTimeout() time.Duration {
 	return time.Duration(c.SandboxIdleTimeoutMinutes) * time.Minute
+}
+
+// PackageLayers is for how long installed packages are reused, and what all that is kept of them may occupy in bytes; less
+// than 0: nothing is kept.
+func (c *Config) PackageLayers() (age time.Duration, bytes int64) {
+	if c.PackageLayersMB == 0 {
+		return 0, -1
+	}
+	return time.Duration(c.PackageLayerDays) * 24 * time.Hour, int64(c.PackageLayersMB) << 20
 }
 
 // Ports are the egress ports as numbers.

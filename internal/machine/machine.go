@@ -184,11 +184,13 @@ type Built struct {
 	Base         sandbox.Base
 	Hostname     string
 	Capabilities sandbox.Capabilities
+	Layer        *sandbox.Layer // of packages, that it stands on; nil: none
 	Guest        *guest.Client
 }
 
-// Build makes the planned machine and starts it. hostname is a name for people; what a host name cannot hold is left out.
-func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, hostname string) (*Built, error) {
+// Build makes the planned machine and starts it, on the named layer of packages where there is one. hostname is a name for
+// people; what a host name cannot hold is left out.
+func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, hostname, layer string) (*Built, error) {
 	row, err := s.db.Tenant(h.TenantID).Machine(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("read the machine: %w", err)
@@ -218,7 +220,7 @@ func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, ho
 	creating, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	created, err := p.Create(creating, sandbox.Spec{
-		Name: "mg-" + id.String(), Hostname: b.Hostname, Limits: s.o.Limits, Mounts: mounts,
+		Name: "mg-" + id.String(), Hostname: b.Hostname, Limits: s.o.Limits, Mounts: mounts, Layer: layer,
 		Labels: map[string]string{
 			sandbox.LabelInstance: s.o.Instance, sandbox.LabelTenant: h.TenantID.String(), sandbox.LabelWorkspace: h.WorkspaceID.String(),
 			sandbox.LabelMachine: id.String(), sandbox.LabelEpoch: fmt.Sprint(h.Epoch),
@@ -227,7 +229,7 @@ func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, ho
 	if err != nil {
 		return nil, err
 	}
-	b.Base = created.Base
+	b.Base, b.Layer = created.Base, created.Layer
 	base, err := json.Marshal(created.Base)
 	if err != nil {
 		return nil, err

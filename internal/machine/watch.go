@@ -212,6 +212,9 @@ func (s *Service) Reap(ctx context.Context) error {
 				s.log.Warn("remove a machine that nobody needs", "machine", info.Name, "error", err)
 			}
 		}
+		if err := s.reapLayers(ctx, p); err != nil {
+			s.log.Warn("remove the layers of accounts that are gone", "provider", name, "error", err)
+		}
 	}
 	return nil
 }

@@ -138,7 +138,7 @@ func TestAFailedWorkspaceIsRetriedWithItsEnvironmentAsItIsNow(t *testing.T) {
 	}
 	w := get[[]Workspace](a, "/api/workspaces")[0]
 	a.do("PATCH", "/api/environments/"+env, body{"setup_script": "echo 'it works now'"})
-	out, wait = a.follow("workspace", "retry", "mended", "-f")
+	out, wait = a.follow("workspace", "retry", "mended", "--fresh", "-f")
 	if code := wait(); code != 0 || !strings.Contains(out.String(), "it works now\n✓ ready\n") || strings.Contains(out.String(), "a step that fails") {
 		t.Fatalf("exit %d\n%s", code, out)
 	}

@@ -104,7 +104,7 @@ func TestAnotherAccountSeesNothingOfAWorkspace(t *testing.T) {
 	ctx := t.Context()
 	_, get := w.Workspaces.Get(ctx, stranger, ws.ID)
 	_, patch := w.Workspaces.Patch(ctx, stranger, ws.ID, workspace.PatchInput{Metadata: &map[string]any{"a": "b"}})
-	_, retry := w.Workspaces.Retry(ctx, stranger, ws.ID)
+	_, retry := w.Workspaces.Retry(ctx, stranger, ws.ID, workspace.RetryInput{})
 	_, log := w.Workspaces.SetupLog(ctx, stranger, ws.ID)
 	_, peek := w.Workspaces.Peek(ctx, stranger.TenantID, ws.ID)
 	_, of := w.Workspaces.OfMachine(ctx, stranger.TenantID, *ws.SandboxID)
@@ -216,7 +216,7 @@ func TestAnImplicitWorkspaceTellsItsConversationAndEndsWithIt(t *testing.T) {
 		t.Errorf("the account's stream has its lines: %+v", got)
 	}
 	for name, err := range map[string]error{
-		"setup log": second(w.Workspaces.SetupLog(t.Context(), w.Owner.Actor, id)), "retry": second(w.Workspaces.Retry(t.Context(), w.Owner.Actor, id)),
+		"setup log": second(w.Workspaces.SetupLog(t.Context(), w.Owner.Actor, id)), "retry": second(w.Workspaces.Retry(t.Context(), w.Owner.Actor, id, workspace.RetryInput{})),
 		"delete": w.Workspaces.Delete(t.Context(), w.Owner.Actor, id),
 	} {
 		if code(err) != refusal.ImplicitWorkspace {
@@ -270,11 +270,11 @@ func TestRetryBuildsFromTheEnvironmentAsItIsThen(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	again, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, first.ID)
+	again, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, first.ID, workspace.RetryInput{})
 	if err != nil || again.Status != workspace.Provisioning || again.Error != nil || again.SetupID == first.SetupID {
 		t.Fatalf("%+v %v", again, err)
 	}
-	if _, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, first.ID); code(err) != refusal.WorkspaceNotFailed {
+	if _, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, first.ID, workspace.RetryInput{}); code(err) != refusal.WorkspaceNotFailed {
 		t.Errorf("a retry of a retry: %v", err)
 	}
 	ws := ready(t, w, first.ID)
@@ -289,7 +289,7 @@ func TestRetryBuildsFromTheEnvironmentAsItIsThen(t *testing.T) {
 			t.Errorf("lines of the first setup are still there: %+v", e)
 		}
 	}
-	if _, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID); code(err) != refusal.WorkspaceNotFailed {
+	if _, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID, workspace.RetryInput{}); code(err) != refusal.WorkspaceNotFailed {
 		t.Errorf("a retry of a ready one: %v", err)
 	}
 }
@@ -307,7 +307,7 @@ func TestPromptsAndARetryTogetherStartOneSetup(t *testing.T) {
 	for i := range errs {
 		wg.Go(func() {
 			if i == 3 {
-				_, errs[i] = w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID)
+				_, errs[i] = w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID, workspace.RetryInput{})
 				return
 			}
 			_, errs[i] = w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, func(x workspace.Waiting) { waited[i] = append(waited[i], x) })

@@ -241,7 +241,7 @@ func TestAMachineThatStopsUnderItsSetupFailsTheStep(t *testing.T) {
 	if ws.Status != workspace.Failed || ws.Error.Step != "setup_script" || ws.Error.Message != "The setup script was cut short: the machine stopped." || ws.Error.ExitCode != nil || ws.Error.OutputTail != "working" {
 		t.Errorf("status %s, error %+v", ws.Status, ws.Error)
 	}
-	if _, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID); err != nil {
+	if _, err := w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID, workspace.RetryInput{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -76,8 +76,11 @@ type setup struct {
 	secrets  map[string]secret.Value
 	redactor *transcript.Redactor
 
-	built *machine.Built
-	out   *printer // of the step that runs
+	fresh     bool // packages are installed, whatever layer of them there is
+	built     *machine.Built
+	dotenv    []byte           // the file of variables and secrets
+	installed sandbox.Snapshot // of the machine after the step packages; nil: none was taken
+	out       *printer         // of the step that runs
 }
 
 // stepError is a step that failed: for people, redacted by the gate when it is written.
@@ -98,6 +101,7 @@ func (s *Service) setup(ctx context.Context, h *operation.Held) error {
 	if err != nil {
 		return err
 	}
+	defer run.discard()
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) (note string, skipped bool, err error)
@@ -117,15 +121,23 @@ func (s *Service) setup(ctx context.Context, h *operation.Held) error {
 			return run.fail(ctx, failure)
 		}
 	}
-	return s.o.Machines.Ready(ctx, h, run.machine, func(tx db.Tx) error {
+	err = s.o.Machines.Ready(ctx, h, run.machine, func(tx db.Tx) error {
 		return tx.EndWorkspaceSetup(ctx, queries.EndWorkspaceSetupParams{ID: run.w.ID, Status: string(Ready)})
 	})
+	if err == nil {
+		run.keep(ctx)
+	}
+	return err
 }
 
 // prepare reads what the setup works from. A setup that begins again, because the server that ran it died, does so on a
 // new machine: of the old one nothing is known.
 func (s *Service) prepare(ctx context.Context, h *operation.Held) (*setup, error) {
-	run := &setup{s: s, held: h, machine: h.MachineID}
+	var payload setupPayload
+	if err := json.Unmarshal(h.Payload, &payload); err != nil {
+		return nil, fmt.Errorf("read the setup's payload: %w", err)
+	}
+	run := &setup{s: s, held: h, machine: h.MachineID, fresh: payload.Fresh}
 	again := h.Step != ""
 	err := h.Write(ctx, func(tx db.Tx) error {
 		var err error
@@ -334,7 +346,11 @@ func (r *setup) makeMachine(ctx context.Context) (string, bool, error) {
 			return "", false, err
 		}
 	}
-	if r.built, err = r.s.o.Machines.Build(ctx, r.held, r.machine, r.w.Name); err != nil {
+	layer := r.layer()
+	if r.fresh {
+		layer = ""
+	}
+	if r.built, err = r.s.o.Machines.Build(ctx, r.held, r.machine, r.w.Name, layer); err != nil {
 		return "", false, err
 	}
 	r.out.say("Machine %s on the provider %s, base %s.", r.built.Hostname, r.built.Provider, r.built.Base.Name)

@@ -50,10 +50,15 @@ func (r *setup) writeEnvironment(ctx context.Context) (string, bool, error) {
 	for name, v := range r.secrets {
 		vars[name] = v.Reveal()
 	}
-	if err := r.built.Guest.WriteFile(ctx, homeRoots, envFile, dotenv(vars), 0o600); err != nil {
-		return "", false, fmt.Errorf("write the environment file: %w", err)
+	r.dotenv = dotenv(vars)
+	if r.installs() {
+		r.out.say("%d variables, %d of them secrets, in %s once the packages are installed: what installs them sees none.", len(vars), len(r.secrets), envFile)
+	} else {
+		if err := r.writeDotenv(ctx); err != nil {
+			return "", false, err
+		}
+		r.out.say("%d variables, %d of them secrets, in %s.", len(vars), len(r.secrets), envFile)
 	}
-	r.out.say("%d variables, %d of them secrets, in %s.", len(vars), len(r.secrets), envFile)
 	if !r.built.Capabilities.Root {
 		return fmt.Sprintf("%d variables", len(vars)), false, nil
 	}
@@ -73,6 +78,14 @@ func (r *setup) writeEnvironment(ctx context.Context) (string, bool, error) {
 		}
 	}
 	return fmt.Sprintf("%d variables", len(vars)), false, nil
+}
+
+// writeDotenv writes the file of variables and secrets.
+func (r *setup) writeDotenv(ctx context.Context) error {
+	if err := r.built.Guest.WriteFile(ctx, homeRoots, envFile, r.dotenv, 0o600); err != nil {
+		return fmt.Errorf("write the environment file: %w", err)
+	}
+	return nil
 }
 
 // aptSources puts the operator's package sources in the place of all that the base has: lines, or deb822.
@@ -112,8 +125,13 @@ func dotenv(vars map[string]string) []byte {
 // (--break-system-packages): the machine is the environment, so a virtual one inside would only hide them.
 func (r *setup) installPackages(ctx context.Context) (string, bool, error) {
 	p := r.env.Packages
-	if len(p.Apt)+len(p.Npm)+len(p.Pip) == 0 {
+	if none(p) {
 		return "no packages", true, nil
+	}
+	if l := r.built.Layer; l != nil {
+		age := old(time.Since(l.CreatedAt))
+		r.out.say("An earlier setup installed them: its layer, %s old, lies under this machine. A setup that is asked for fresh ones installs them anew.", age)
+		return "cached, " + age + " old", false, nil
 	}
 	if !r.built.Capabilities.Root {
 		return "", false, failf(nil, "%s", noRoot(r.built.Provider))
@@ -150,7 +168,8 @@ func (r *setup) installPackages(ctx context.Context) (string, bool, error) {
 			return "", false, err
 		}
 	}
-	return strings.Join(notes, ", "), false, nil
+	r.snapshot(ctx)
+	return strings.Join(notes, ", "), false, r.writeDotenv(ctx)
 }
 
 // packageCommand is one command of a package manager, with its name for errors.

@@ -204,7 +204,7 @@ func (s *Service) again(ctx context.Context, tenantID, id uuid.UUID) (setupID uu
 		if Status(w.Status) != Failed && !(Status(w.Status) == Ready && machine.Status(m.Status) == machine.Lost) {
 			return nil // somebody was faster; the caller looks again
 		}
-		setupID, err = s.begin(ctx, tx, w)
+		setupID, err = s.begin(ctx, tx, w, false)
 		return err
 	})
 	return setupID, err

@@ -127,6 +127,7 @@ type Service struct {
 
 	mu      sync.Mutex
 	changed map[uuid.UUID]chan struct{} // by workspace: closed at its next change
+	keeping sync.WaitGroup              // of layers, after the setups that made them
 }
 
 // New makes the service and names the handlers of its operations.
@@ -149,6 +150,7 @@ func New(d *db.DB, o Options) *Service {
 
 // Run does the background work until ctx ends: operations, half-done deletes first, and parking what is due.
 func (s *Service) Run(ctx context.Context) error {
+	defer s.keeping.Wait()
 	deletes, err := s.db.Due(ctx, db.DueDeletes)
 	if err != nil {
 		return fmt.Errorf("look for half-done deletes: %w", err)
@@ -173,7 +175,18 @@ type CreateInput struct {
 	EnvironmentID   uuid.UUID      `json:"environment_id"`
 	VaultID         *uuid.UUID     `json:"vault_id"`
 	SandboxProvider string         `json:"sandbox_provider" doc:"default: the instance's"`
+	Fresh           bool           `json:"fresh" doc:"install the packages anew, whatever an earlier setup has left of them"`
 	Metadata        map[string]any `json:"metadata"`
+}
+
+// RetryInput is what people may say to a retry.
+type RetryInput struct {
+	Fresh bool `json:"fresh" doc:"install the packages anew, whatever an earlier setup has left of them"`
+}
+
+// setupPayload is what a setup's operation carries.
+type setupPayload struct {
+	Fresh bool `json:"fresh,omitempty"`
 }
 
 // Create makes a workspace and answers at once, while its machine is set up.
@@ -261,7 +274,7 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in C
 	if err != nil {
 		return uuid.Nil, fmt.Errorf("insert the workspace: %w", err)
 	}
-	ref, err := s.plan(ctx, tx, actor.TenantID, id, in.SandboxProvider, setupID, machineID)
+	ref, err := s.plan(ctx, tx, actor.TenantID, id, in.SandboxProvider, setupID, machineID, in.Fresh)
 	if err != nil {
 		return uuid.Nil, err
 	}
@@ -271,8 +284,7 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in C
 
 // able refuses what the provider can never do for this environment on this host.
 func able(ctx context.Context, provider sandbox.Provider, env environment.Environment) error {
-	p := env.Packages
-	if len(p.Apt)+len(p.Npm)+len(p.Pip) == 0 {
+	if none(env.Packages) {
 		return nil
 	}
 	caps, err := provider.Capabilities(ctx)
@@ -291,7 +303,7 @@ func noRoot(provider string) string {
 
 // plan adds the machine and the operation of a setup, and the rows of its steps. It is the last of its transaction: the
 // quota is held from here.
-func (s *Service) plan(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, provider string, setupID, machineID uuid.UUID) (db.Ref, error) {
+func (s *Service) plan(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, provider string, setupID, machineID uuid.UUID, fresh bool) (db.Ref, error) {
 	if err := tx.DeleteSetupSteps(ctx, id); err != nil {
 		return db.Ref{}, fmt.Errorf("clear the last setup: %w", err)
 	}
@@ -307,7 +319,7 @@ func (s *Service) plan(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, pr
 	if err := machine.Plan(ctx, tx, machineID, id, provider); err != nil {
 		return db.Ref{}, err
 	}
-	return operation.Insert(ctx, tx, tenantID, setupID, operation.Setup, id, machineID, nil)
+	return operation.Insert(ctx, tx, tenantID, setupID, operation.Setup, id, machineID, setupPayload{fresh})
 }
 
 // Get shows a workspace.
@@ -392,7 +404,7 @@ func (s *Service) Patch(ctx context.Context, actor tenant.Actor, id uuid.UUID, i
 }
 
 // Retry sets a failed workspace up again, on a new machine, from its environment and vault as they are now.
-func (s *Service) Retry(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Workspace, error) {
+func (s *Service) Retry(ctx context.Context, actor tenant.Actor, id uuid.UUID, in RetryInput) (Workspace, error) {
 	err := s.db.InTenant(ctx, actor.TenantID, func(tx db.Tx) error {
 		w, err := lock(ctx, tx, id)
 		if err != nil {
@@ -407,7 +419,7 @@ func (s *Service) Retry(ctx context.Context, actor tenant.Actor, id uuid.UUID) (
 		if err := audit.Write(ctx, tx, actor, audit.WorkspaceRetry, "workspace", id); err != nil {
 			return err
 		}
-		_, err = s.begin(ctx, tx, w)
+		_, err = s.begin(ctx, tx, w, in.Fresh)
 		return err
 	})
 	if err != nil {
@@ -417,7 +429,7 @@ func (s *Service) Retry(ctx context.Context, actor tenant.Actor, id uuid.UUID) (
 }
 
 // begin starts a setup of a locked workspace that has none under way.
-func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace) (uuid.UUID, error) {
+func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace, fresh bool) (uuid.UUID, error) {
 	provider, err := s.o.Machines.Provider(w.Provider)
 	if err != nil {
 		return uuid.Nil, err
@@ -437,7 +449,7 @@ func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace) (uui
 	if n == 0 {
 		return uuid.Nil, fmt.Errorf("workspace %s changed under its own lock", w.ID)
 	}
-	ref, err := s.plan(ctx, tx, w.TenantID, w.ID, w.Provider, setupID, machineID)
+	ref, err := s.plan(ctx, tx, w.TenantID, w.ID, w.Provider, setupID, machineID, fresh)
 	if err != nil {
 		return uuid.Nil, err
 	}

@@ -36,7 +36,7 @@ const checkTimeout = 5 * time.Minute
 // Checks returns all of them.
 func Checks() []Check {
 	var all []Check
-	for _, group := range [][]Check{lifecycle, commands, output, disk, egress, isolation, limits, sudoChecks, records} {
+	for _, group := range [][]Check{lifecycle, commands, output, disk, egress, isolation, limits, sudoChecks, records, layers} {
 		all = append(all, group...)
 	}
 	return all

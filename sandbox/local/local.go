@@ -32,9 +32,13 @@ const (
 	defaultPids   = 2048
 	defaultDisk   = 20 << 30
 
+	defaultLayerAge   = 30 * 24 * time.Hour
+	defaultLayerBytes = 20 << 30
+
 	startTimeout = time.Minute      // from nothing to a guest that answers, on a host that is short of CPU and disk
 	stopTimeout  = 30 * time.Second // for the kernel to end what was killed
 	watchPeriod  = 2 * time.Second  // between looks at children and disks
+	layerPeriod  = time.Hour        // between looks for layers that are too old
 )
 
 // Options of a provider.
@@ -53,6 +57,10 @@ type Options struct {
 	ExtraCA []byte
 	// Defaults replace zero limits of a Spec. What is zero here too is this package's default.
 	Defaults sandbox.Limits
+	// LayerAge is for how long machines are made on a layer; 0 is this package's default.
+	LayerAge time.Duration
+	// LayerBytes is what all layers together may occupy; 0 is this package's default, less keeps none.
+	LayerBytes int64
 	// Log gets what nobody waits for; nil discards.
 	Log *slog.Logger
 }
@@ -91,7 +99,10 @@ type engine interface {
 	guestUID(m *machine) int
 }
 
-var _ sandbox.Provider = (*Provider)(nil)
+var (
+	_ sandbox.Provider = (*Provider)(nil)
+	_ sandbox.Layers   = (*Provider)(nil)
+)
 
 // New prepares the provider in opts.Dir and clears away what an earlier one left half done.
 func New(opts Options) (*Provider, error) {
@@ -106,7 +117,13 @@ func New(opts Options) (*Provider, error) {
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
-	for _, d := range []string{"", "bin", "machines", "making", "trash", "ranges", "base"} {
+	if p.opts.LayerAge == 0 {
+		p.opts.LayerAge = defaultLayerAge
+	}
+	if p.opts.LayerBytes == 0 {
+		p.opts.LayerBytes = defaultLayerBytes
+	}
+	for _, d := range []string{"", "bin", "machines", "making", "trash", "ranges", "base", "layers"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, fmt.Errorf("local provider: %w", err)
 		}
@@ -184,12 +201,17 @@ func (p *Provider) limits(l sandbox.Limits) sandbox.Limits {
 // watch looks after machines until ctx ends: it reaps those that were this process's children and holds
 // their disks to their limits.
 func (p *Provider) watch(ctx context.Context) {
-	tick := time.NewTicker(watchPeriod)
+	tick, hour := time.NewTicker(watchPeriod), time.NewTicker(layerPeriod)
 	defer tick.Stop()
+	defer hour.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-hour.C:
+			if err := p.sweepLayers(ctx); err != nil && ctx.Err() == nil {
+				p.log.Error("local provider: old layers are not dropped", "error", err)
+			}
 		case <-tick.C:
 			p.kids.reap()
 			p.settle(ctx, watchPeriod)

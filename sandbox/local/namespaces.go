@@ -205,6 +205,11 @@ func (n *namespaces) layOut(m *machine) error {
 			return err
 		}
 	}
+	if m.Layer != "" {
+		if err := add("layer", n.p.layerDir(m.Layer), unix.MOUNT_ATTR_RDONLY); err != nil {
+			return err
+		}
+	}
 	if err := add("disk", m.dir, 0); err != nil {
 		return err
 	}
@@ -236,7 +241,14 @@ func (s source) attach() error {
 }
 
 func (n *namespaces) overlays(m *machine) error {
-	if err := overlay(scratch+"/root", layerRoot, n.rootLayers()...); err != nil {
+	// What lies under each of the machine's own directories: its layer, where it has one, before its base.
+	under := func(layer string, lowers ...string) []string {
+		if m.Layer == "" {
+			return lowers
+		}
+		return append([]string{"layer/" + layer}, lowers...)
+	}
+	if err := overlay(scratch+"/root", layerRoot, under(layerRoot, n.rootLayers()...)...); err != nil {
 		return err
 	}
 	root, err := unix.Open(scratch+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -245,11 +257,11 @@ func (n *namespaces) overlays(m *machine) error {
 	}
 	defer unix.Close(root)
 	if n.p.base.rootfs == "" {
-		if err := n.over(root, "/usr", func(target string) error { return overlay(target, layerUsr, "usr", "host") }, m); err != nil {
+		if err := n.over(root, "/usr", func(target string) error { return overlay(target, layerUsr, under(layerUsr, "usr", "host")...) }, m); err != nil {
 			return err
 		}
 	}
-	if err := n.over(root, "/usr/local", func(target string) error { return overlay(target, layerLocal, "local") }, m); err != nil {
+	if err := n.over(root, "/usr/local", func(target string) error { return overlay(target, layerLocal, under(layerLocal, "local")...) }, m); err != nil {
 		return err
 	}
 	if err := n.over(root, toolsTarget, func(target string) error { return readOnly(target, "tools") }, m); err != nil {

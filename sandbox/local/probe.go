@@ -122,7 +122,7 @@ func (n *namespaces) probe(ctx context.Context, caps *sandbox.Capabilities) erro
 	if err != nil {
 		return err
 	}
-	caps.Root, caps.UIDRange = true, true
+	caps.Root, caps.UIDRange, caps.Layers = true, true, n.p.opts.LayerBytes > 0
 	if n.p.base.rootfs == "" {
 		caps.Notes = append(caps.Notes, "Machines share this host's /usr: after its packages are upgraded, machines made before are stale. A root file system of their own avoids that.")
 		if !exists("/var/lib/dpkg/status") {

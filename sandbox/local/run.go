@@ -43,6 +43,11 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	if m.Layer != "" {
+		if _, err := os.Lstat(p.layerDir(m.Layer)); errors.Is(err, fs.ErrNotExist) {
+			return fail(sandbox.Broken, op, "the layer of packages that the machine stands on is gone", nil)
+		}
+	}
 	if err := p.ready(ctx); err != nil {
 		return err
 	}

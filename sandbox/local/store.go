@@ -38,7 +38,8 @@ type machine struct {
 	Limits   sandbox.Limits    `json:"limits"`
 	Mounts   []sandbox.Mount   `json:"mounts"`
 	Base     sandbox.Base      `json:"base"`
-	Range    int               `json:"range"` // its uids are firstUID + Range*rangeSize and up
+	Layer    string            `json:"layer,omitempty"` // id of the layer over its base
+	Range    int               `json:"range"`           // its uids are firstUID + Range*rangeSize and up
 	Created  time.Time         `json:"created"`
 
 	dir string
@@ -141,29 +142,45 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Creat
 	if err := p.ready(ctx); err != nil {
 		return sandbox.Created{}, err
 	}
+	on, err := p.findLayer(ctx, spec)
+	if err != nil {
+		return sandbox.Created{}, failed(op, "the layers cannot be read", err)
+	}
 	var created sandbox.Created
-	err := p.exclusive(ctx, func() error {
+	err = p.exclusive(ctx, func() error {
 		m, err := p.load(op, spec.Name)
 		switch {
 		case err == nil && !maps.Equal(m.Labels, spec.Labels):
 			return fail(sandbox.Invalid, op, "a machine of that name exists with other labels", nil)
 		case err == nil:
-			created = sandbox.Created{ID: m.Name, Adopted: true, Base: m.Base}
+			created = p.created(m)
+			created.Adopted = true
 			return nil
 		case sandbox.ClassOf(err) != sandbox.NotFound:
 			return err
 		}
-		m, err = p.make(spec)
-		if err != nil {
+		if m, err = p.make(spec, on); err != nil {
 			return err
 		}
-		created = sandbox.Created{ID: m.Name, Base: m.Base}
+		created = p.created(m)
 		return nil
 	})
 	if err != nil {
 		return sandbox.Created{}, failed(op, "the machine could not be made", err)
 	}
 	return created, nil
+}
+
+func (p *Provider) created(m *machine) sandbox.Created {
+	c := sandbox.Created{ID: m.Name, Base: m.Base}
+	if m.Layer != "" {
+		l, err := p.loadLayer(m.Layer)
+		if err != nil {
+			p.log.Warn("local provider: a layer cannot be read", "error", err)
+		}
+		c.Layer = &l.Layer
+	}
+	return c
 }
 
 func (p *Provider) check(spec sandbox.Spec) error {
@@ -173,6 +190,9 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	}
 	if !validName.MatchString(spec.Hostname) {
 		return fail(sandbox.Invalid, op, "a host name is 1 to 63 of a-z, 0-9 and -", nil)
+	}
+	if spec.Layer != "" && !validName.MatchString(spec.Layer) {
+		return fail(sandbox.Invalid, op, "a layer's name is 1 to 63 of a-z, 0-9 and -", nil)
 	}
 	l := spec.Limits
 	if l.MemoryBytes < 0 || l.CPUs < 0 || l.Pids < 0 || l.DiskBytes < 0 {
@@ -209,8 +229,8 @@ func within(root, path string) bool {
 	return path == root || strings.HasPrefix(path, strings.TrimSuffix(root, "/")+"/")
 }
 
-// make makes a new machine; the caller holds the directory's lock.
-func (p *Provider) make(spec sandbox.Spec) (_ *machine, err error) {
+// make makes a new machine, on a layer when that fits still; the caller holds the directory's lock.
+func (p *Provider) make(spec sandbox.Spec, on *layer) (_ *machine, err error) {
 	base, err := p.base.current()
 	if err != nil {
 		return nil, err
@@ -221,6 +241,9 @@ func (p *Provider) make(spec sandbox.Spec) (_ *machine, err error) {
 		Name: spec.Name, Labels: maps.Clone(spec.Labels), Hostname: spec.Hostname, Limits: p.limits(spec.Limits),
 		Mounts: spec.Mounts, Base: base, Created: time.Now().UTC().Truncate(time.Millisecond),
 		dir: filepath.Join(p.dir, "making", spec.Name+"-"+hex.EncodeToString(suffix[:])),
+	}
+	if on != nil && on.Base == base && on.use() {
+		m.Layer = on.ID
 	}
 	defer func() {
 		if err != nil {
@@ -325,17 +348,21 @@ func subordinate() (spans, error) {
 	return all, nil
 }
 
-// sweep removes what an earlier process left half done: machines that never got their name, machines that
-// were being removed, ranges without a machine, bases nobody uses.
+// sweep removes what an earlier process left half done: machines and layers that never got their name, those that
+// were being removed, ranges without a machine, bases and layers nobody needs.
 func (p *Provider) sweep() error {
-	return p.exclusive(context.Background(), func() error {
+	err := p.exclusive(context.Background(), func() error {
 		for _, d := range []string{"making", "trash"} {
 			entries, err := os.ReadDir(filepath.Join(p.dir, d))
 			if err != nil {
 				return err
 			}
 			for _, e := range entries {
-				if err := removeAll(filepath.Join(p.dir, d, e.Name())); err != nil {
+				name := filepath.Join(p.dir, d, e.Name())
+				if held(name) {
+					continue // another process copies into it
+				}
+				if err := removeAll(name); err != nil {
 					p.log.Warn("local provider: leftover cannot be removed", "error", err)
 				}
 			}
@@ -367,6 +394,10 @@ func (p *Provider) sweep() error {
 		}
 		return p.base.sweep(used)
 	})
+	if err != nil {
+		return err
+	}
+	return p.sweepLayers(context.Background())
 }
 
 // all reads every machine. One that cannot be read does not hide the others.
