@@ -165,12 +165,14 @@ join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
 where t.tenant_id = app_tenant() and t.id = @id;
 
 -- name: TurnsOnMachine :many
--- Turns of a workspace that run and have, or may have, something on its machine. One that has not sent its prompt and waits
--- for the machine has nothing on it.
+-- Turns of a workspace that have, or may have, something on its machine. One that has not sent its prompt and waits for the
+-- machine has nothing on it; one that is about to begin may have seen it up.
 select t.id, t.conversation_id, (t.interrupt_asked is not null)::bool as asked
 from conversations c join turns t on t.tenant_id = c.tenant_id and t.conversation_id = c.id
-where c.tenant_id = app_tenant() and c.workspace_id = @workspace_id and t.status = 'running'
-  and not (t.prompt_sent_at is null and (t.waiting_for = 'machine' or t.waiting_for like 'machine:%'));
+where c.tenant_id = app_tenant() and c.workspace_id = @workspace_id
+  and (t.status = 'running' and not (t.prompt_sent_at is null and (t.waiting_for = 'machine' or t.waiting_for like 'machine:%'))
+    or t.status = 'pending' and exists (
+        select from operations o where o.tenant_id = t.tenant_id and o.turn_id = t.id and o.kind = 'turn' and o.state = 'running'));
 
 -- name: EndTurn :one
 update turns set status = @status, stop_reason = @stop_reason, reason = @reason, error = sqlc.narg('error'), exit_code = sqlc.narg('exit_code'),

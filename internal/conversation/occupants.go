@@ -48,7 +48,7 @@ func (s *Service) InterruptTurns(ctx context.Context, tenantID, workspaceID uuid
 			tx.OnCommit(func() { s.interrupt(t.ID) })
 			return s.tell(ctx, tx, tenantID, t.ConversationID)
 		})
-		if err != nil && !db.NotFound(err) { // it has ended meanwhile
+		if err != nil && !db.NotFound(err) { // it has ended meanwhile, or not begun
 			return 0, fmt.Errorf("interrupt turn %s: %w", t.ID, err)
 		}
 	}

@@ -113,12 +113,12 @@ func TestMachinesPark(t *testing.T) {
 		if got := p.show(ws); got.IdleSince == nil || !got.IdleSince.Equal(*last.EndedAt) || got.ParksAt == nil || !got.ParksAt.Equal(last.EndedAt.Add(time.Hour)) {
 			p.t.Errorf("idle since %v, parks at %v; the last turn ended at %v", got.IdleSince, got.ParksAt, last.EndedAt)
 		}
-		p.pass(ws, 59*time.Minute)
+		p.pass(ws, 50*time.Minute)
 		p.sweep()
 		if got := p.show(ws); got.MachineStatus != machine.Ready || got.Transition != "" {
-			p.t.Errorf("after 59 minutes it is %s %s", got.MachineStatus, got.Transition)
+			p.t.Errorf("after 50 minutes it is %s %s", got.MachineStatus, got.Transition)
 		}
-		p.pass(ws, time.Minute)
+		p.pass(ws, 10*time.Minute)
 		p.sweep()
 		if got := p.parked(ws); got.IdleSince != nil || got.ParksAt != nil || !strings.Contains(got.WaitingReason, "1 hour") || got.Transition != "" {
 			p.t.Errorf("parked: %+v", got)
@@ -260,10 +260,10 @@ func TestAParkAndAPromptThatMeet(t *testing.T) {
 	first, late := p.ready(), p.ready()
 	before, after := p.launch(first), p.launch(late)
 	agent := p.InMachine(*first, "pgrep -x agent")
-	p.pass(first, time.Hour)
-	p.pass(late, time.Hour)
 	p.Pause(func() {
 		// Nobody works on what is decided now.
+		p.pass(first, time.Hour)
+		p.pass(late, time.Hour)
 		p.sweep()
 		for _, ws := range []*uuid.UUID{first, late} {
 			if got := p.show(ws); got.MachineStatus != machine.Ready || got.Transition != "parking" || got.ParksAt != nil {

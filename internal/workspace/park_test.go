@@ -100,8 +100,8 @@ func TestWakesThatThereIsNothingFor(t *testing.T) {
 	}
 
 	// One that parks just now is waited for.
-	change(t, w, "update machines set woken_at = woken_at - interval '1 hour' where workspace_id = $1", ws.ID)
 	w.Server.Stop()
+	change(t, w, "update machines set woken_at = woken_at - interval '1 hour' where workspace_id = $1", ws.ID)
 	if err := w.Workspaces.ParkDue(t.Context()); err != nil {
 		t.Fatal(err)
 	}

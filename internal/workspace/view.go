@@ -73,7 +73,10 @@ func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []record) 
 		}
 		out[i].ConversationCount = counts[r.w.ID]
 		if since, ok := idle[r.w.ID]; ok {
-			out[i].IdleSince, out[i].ParksAt = &since, s.o.Lifetimes.parksAt(since, r.m.WokenAt)
+			out[i].IdleSince = &since
+			if _, err := s.o.Machines.Provider(r.w.Provider); err == nil {
+				out[i].ParksAt = s.o.Lifetimes.parksAt(since, r.m.WokenAt)
+			}
 		}
 	}
 	return out, nil
