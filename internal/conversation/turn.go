@@ -474,12 +474,9 @@ func (t *turn) settle(ctx context.Context, e ending, with *commitOf) error {
 		t.s.o.Ledger.Await(wait, t.c.TenantID, t.c.ID, e.output)
 		cancel()
 	}
-	err := t.write(ctx, func(tx db.Tx) error {
+	return t.write(ctx, func(tx db.Tx) error {
 		return t.settleTx(ctx, tx, e, with)
 	})
-	if err == nil {
-	}
-	return err
 }
 
 func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf) error {

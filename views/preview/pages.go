@@ -90,7 +90,7 @@ func examples(now time.Time) []example {
 	broken.Setup, broken.Conversations = setup(now, "failed"), nil
 	add("/workspaces/w2", views.Workspace(broken))
 	parked := w1
-	parked.Head.Status, parked.Head.WakeURL, parked.Head.MachineNote, parked.Head.Stale = views.Badge{State: views.StateParked, Label: "parked"}, "/workspaces/w1/wake", "wakes on the next prompt", nil
+	parked.Head.Status, parked.Head.WakeURL, parked.Head.MachineNote, parked.Head.ParksAt, parked.Head.Stale = views.Badge{State: views.StateParked, Label: "parked"}, "/workspaces/w1/wake", "wakes on the next prompt", time.Time{}, nil
 	parked.Tab, parked.Files = "files", &views.FilesTab{NotReady: &views.NotReady{Message: "The machine is parked since 14:02, and reading never wakes it. Its disk is as it was left.", WakeURL: "/workspaces/w1/wake"}}
 	add("/workspaces/w3", views.Workspace(parked))
 	tab := func(name string, fill func(*views.WorkspacePage)) {
