@@ -473,7 +473,7 @@ func TestADirectoryIsServedOnceAndIsPrivate(t *testing.T) {
 func TestAProcessThatNobodyNeedsEnds(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	start := spawn(t, dir, needless+"=200ms")
+	start := spawn(t, dir, needless+"=1s")
 	box := newBox(t)
 	c, err := Connect(t.Context(), dir, ClientOptions{Spawn: start, Sink: newStore(), Log: quiet()})
 	if err != nil {
@@ -551,7 +551,7 @@ func TestAProcessThatDoesNotLastIsNotStartedInAHurry(t *testing.T) {
 func TestServersThatStartTheProcessAtOnceShareOne(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	run := spawn(t, dir, needless+"=200ms")
+	run := spawn(t, dir, needless+"=2s") // longer than a slow client takes to begin to follow
 	var ended sync.WaitGroup
 	start := func(ctx context.Context, dir string) (<-chan error, error) {
 		exited, err := run(ctx, dir)
@@ -578,7 +578,9 @@ func TestServersThatStartTheProcessAtOnceShareOne(t *testing.T) {
 	boots := map[string]bool{}
 	for _, c := range clients {
 		if c != nil {
+			c.mu.Lock()
 			boots[c.boot] = true
+			c.mu.Unlock()
 			c.Close()
 		}
 	}

@@ -3,6 +3,7 @@ package local
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -208,6 +209,11 @@ func adopt() error {
 	return p.Destroy(ctx, "owned")
 }
 
+// ours is a name that no other run of the tests gives: what a killed run left on this host is not this one's.
+func ours(name string) string {
+	return name + "-" + strings.ToLower(rand.Text()[:8])
+}
+
 // leftoverGroups lists the cgroups of machines whose names begin with prefix.
 func leftoverGroups(prefix string) []string {
 	var all []string
@@ -251,8 +257,9 @@ func leftovers(t *testing.T, p *Provider, prefix string) string {
 func TestThirtyLivesLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
 	p := open(t)
+	prefix := ours("leftover")
 	for i := range 30 {
-		name := fmt.Sprintf("leftover-%d", i%3)
+		name := fmt.Sprintf("%s-%d", prefix, i%3)
 		if _, err := p.Create(t.Context(), spec(name)); err != nil {
 			t.Fatal(err)
 		}
@@ -265,7 +272,7 @@ func TestThirtyLivesLeaveNothingBehind(t *testing.T) {
 		}
 	}
 	p.kids.reap()
-	if left := leftovers(t, p, "leftover-"); left != "" {
+	if left := leftovers(t, p, prefix); left != "" {
 		t.Errorf("left: %s", left)
 	}
 	if err := p.Close(); err != nil {
@@ -368,27 +375,28 @@ func TestAServerKilledWhileItStartedAMachineLeavesOneThatCanBeEnded(t *testing.T
 func TestAStopDoesNotWaitForTheHostsDisk(t *testing.T) {
 	t.Parallel()
 	p := open(t)
-	makeMachine(t, p, spec("quickstop"))
-	m, err := p.load("test", "quickstop")
+	name := ours("quickstop")
+	makeMachine(t, p, spec(name))
+	m, err := p.load("test", name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := connect(t, p, "quickstop")
+	c := connect(t, p, name)
 	sh(t, c, guest.Sprite, "echo kept > ~/f; setsid sleep 1000 >/dev/null 2>&1 &")
-	if err := p.Stop(t.Context(), "quickstop"); err != nil {
+	if err := p.Stop(t.Context(), name); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := p.Inspect(t.Context(), "quickstop"); err != nil || info.State != sandbox.Stopped {
+	if info, err := p.Inspect(t.Context(), name); err != nil || info.State != sandbox.Stopped {
 		t.Errorf("inspect: %+v %v", info, err)
 	}
 	// Started at once, it waits for what the kernel still does with the old one.
-	if got := sh(t, connect(t, p, "quickstop"), guest.Sprite, "cat ~/f; ps ax | grep -c '[s]leep 1000' || true"); got != "kept\n0\n" {
+	if got := sh(t, connect(t, p, name), guest.Sprite, "cat ~/f; ps ax | grep -c '[s]leep 1000' || true"); got != "kept\n0\n" {
 		t.Errorf("after a restart: %q", got)
 	}
-	if err := p.Stop(t.Context(), "quickstop"); err != nil {
+	if err := p.Stop(t.Context(), name); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "clean-up", func() bool { return !exists(m.path("run.json")) && leftoverGroups("quickstop.") == nil })
+	eventually(t, "clean-up", func() bool { return !exists(m.path("run.json")) && leftoverGroups(name+".") == nil })
 }
 
 func TestAMachineThatLostItsDescriptionIsBrokenAndCanBeDestroyed(t *testing.T) {
@@ -417,27 +425,28 @@ func TestAStartThatFailsLeavesNothingAndSaysWhy(t *testing.T) {
 	if err := os.Mkdir(source, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s := spec("nostart")
+	name := ours("nostart")
+	s := spec(name)
 	s.Mounts = []sandbox.Mount{{Source: source, Target: "/opt/managoat/adapters"}}
 	makeMachine(t, p, s)
 	if err := os.Remove(source); err != nil {
 		t.Fatal(err)
 	}
-	err := p.Start(t.Context(), "nostart")
+	err := p.Start(t.Context(), name)
 	var e *sandbox.Error
 	if !errors.As(err, &e) || sandbox.Lost(err) || !strings.Contains(err.Error(), "source does not exist") {
 		t.Errorf("start: %v", err)
 	}
-	if info, err := p.Inspect(t.Context(), "nostart"); err != nil || info.State != sandbox.Stopped {
+	if info, err := p.Inspect(t.Context(), name); err != nil || info.State != sandbox.Stopped {
 		t.Errorf("inspect: %+v %v", info, err)
 	}
-	if groups := leftoverGroups("nostart."); len(groups) > 0 {
+	if groups := leftoverGroups(name + "."); len(groups) > 0 {
 		t.Errorf("cgroups are left: %v", groups)
 	}
 	if err := os.Mkdir(source, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	connect(t, p, "nostart")
+	connect(t, p, name)
 }
 
 func TestMountsAreReadOnlyBelowTheirRootsAndNameNothingOfTheHost(t *testing.T) {
@@ -601,18 +610,19 @@ func TestUidRangesDoNotMeetThoseOfPeople(t *testing.T) {
 func TestAProviderThatClosesLeavesNothingOfMachinesThatStopped(t *testing.T) {
 	t.Parallel()
 	p := open(t)
-	makeMachine(t, p, spec("stopclose"))
-	m, err := p.load("test", "stopclose")
+	name := ours("stopclose")
+	makeMachine(t, p, spec(name))
+	m, err := p.load("test", name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Stop(t.Context(), "stopclose"); err != nil {
+	if err := p.Stop(t.Context(), name); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if left := leftoverGroups("stopclose."); left != nil || exists(m.path("run.json")) {
+	if left := leftoverGroups(name + "."); left != nil || exists(m.path("run.json")) {
 		t.Errorf("left: %v", left)
 	}
 }
