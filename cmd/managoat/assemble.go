@@ -243,9 +243,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	account := stream.NewAccount(s.hub)
 	s.writer = transcript.NewWriter(b.db, s.hub)
 	s.ledger = ledger.New(b.db, log)
-	if s.identity, err = identity.NewService(b.db, b.keys, log); err != nil {
-		return nil, err
-	}
+	s.identity = identity.NewService(b.db, b.keys, log)
 	if err := s.identity.CheckMasterKey(ctx); err != nil {
 		return nil, err
 	}

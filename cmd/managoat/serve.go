@@ -274,10 +274,7 @@ func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput
 		return err
 	}
 	defer func() { b.close(context.WithoutCancel(ctx)) }()
-	people, err := identity.NewService(b.db, b.keys, slog.Default())
-	if err != nil {
-		return err
-	}
+	people := identity.NewService(b.db, b.keys, slog.Default())
 	if err := people.CheckMasterKey(ctx); err != nil {
 		return err
 	}

@@ -31,20 +31,17 @@ const (
 
 // Service knows who is who in every account.
 type Service struct {
+	Cost Cost // of new passwords
+
 	db     *db.DB
 	keys   *secret.Keyring
 	log    *slog.Logger
 	stamps chan stamp
-	decoy  string // hash of no password, so that an unknown e-mail takes as long as a known one
 }
 
 // NewService makes the service. Run its Run beside it.
-func NewService(d *db.DB, keys *secret.Keyring, log *slog.Logger) (*Service, error) {
-	decoy, err := hashPassword(context.Background(), newToken(""))
-	if err != nil {
-		return nil, fmt.Errorf("hash the decoy: %w", err)
-	}
-	return &Service{db: d, keys: keys, log: log, stamps: make(chan stamp, stampQueue), decoy: decoy}, nil
+func NewService(d *db.DB, keys *secret.Keyring, log *slog.Logger) *Service {
+	return &Service{Cost: DefaultCost, db: d, keys: keys, log: log, stamps: make(chan stamp, stampQueue)}
 }
 
 // AuthenticateKey knows the actor of an API key, or answers with the refusal that says why not.

@@ -250,10 +250,7 @@ func TestSignInIsThrottledPerAccountAndAddressOverAllServers(t *testing.T) {
 	t.Parallel()
 	d := identitytest.New(t)
 	a := d.Account(t)
-	other, err := identity.NewService(d.DB, d.Keys, slog.New(slog.DiscardHandler)) // a second server
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := identity.NewService(d.DB, d.Keys, slog.New(slog.DiscardHandler)) // a second server
 	guess := func(s *identity.Service, email, address string) error {
 		_, err := s.SignIn(ctx, email, secret.New("a guess"), identity.Client{Address: address})
 		return err
@@ -268,7 +265,7 @@ func TestSignInIsThrottledPerAccountAndAddressOverAllServers(t *testing.T) {
 		}
 	}
 	// The right password does not pass either, from there; from elsewhere the person still gets in.
-	_, err = d.People.SignIn(ctx, a.Email, secret.New(identitytest.Password), identity.Client{Address: "192.0.2.1"})
+	_, err := d.People.SignIn(ctx, a.Email, secret.New(identitytest.Password), identity.Client{Address: "192.0.2.1"})
 	want(t, err, refusal.RateLimited)
 	if _, err := d.People.SignIn(ctx, a.Email, secret.New(identitytest.Password), identity.Client{Address: "192.0.2.9"}); err != nil {
 		t.Fatal(err)
@@ -546,10 +543,7 @@ func TestAnotherMasterKeyIsNoticedBeforeAnythingIsServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := identity.NewService(d.DB, keys, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := identity.NewService(d.DB, keys, slog.New(slog.DiscardHandler))
 	if err := other.CheckMasterKey(ctx); err == nil || !strings.Contains(err.Error(), "MANAGOAT_MASTER_KEY") {
 		t.Errorf("another key: %v", err)
 	}

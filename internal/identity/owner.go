@@ -91,7 +91,7 @@ func (s *Service) makeOwner(ctx context.Context, operator, reason string, in Own
 	if err := in.Validate(); err != nil {
 		return err
 	}
-	hash, err := hashPassword(ctx, in.Password)
+	hash, err := s.Cost.hash(ctx, in.Password)
 	if err != nil {
 		return err
 	}

@@ -15,10 +15,16 @@ import (
 	"managoat/internal/secret"
 )
 
-// Parameters of argon2id for new passwords: OWASP's second choice, 19 MiB and two passes. A stored hash says its own.
+// Cost is what argon2id spends on one password. A stored hash says its own.
+type Cost struct {
+	Memory uint32 // KiB
+	Passes uint32
+}
+
+// DefaultCost is OWASP's second choice.
+var DefaultCost = Cost{Memory: 19 * 1024, Passes: 2}
+
 const (
-	argonMemory  = 19 * 1024 // KiB
-	argonPasses  = 2
 	argonThreads = 1
 	saltSize     = 16
 	hashSize     = 32
@@ -46,19 +52,27 @@ func limited[T any](ctx context.Context, fn func() T) (out T, err error) {
 	return fn(), nil
 }
 
-// hashPassword makes the string that is stored: $argon2id$v=19$m=…,t=…,p=…$salt$hash.
-func hashPassword(ctx context.Context, password secret.Value) (string, error) {
+// hash makes the string that is stored of a password.
+func (c Cost) hash(ctx context.Context, password secret.Value) (string, error) {
 	salt := make([]byte, saltSize)
 	rand.Read(salt)
 	hash, err := limited(ctx, func() []byte {
-		return argon2.IDKey([]byte(password.Reveal()), salt, argonPasses, argonMemory, argonThreads, hashSize)
+		return argon2.IDKey([]byte(password.Reveal()), salt, c.Passes, c.Memory, argonThreads, hashSize)
 	})
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("$argon2id$v=%d$m=%d,t=%d,p=%d$%s$%s", argon2.Version, argonMemory, argonPasses, argonThreads,
-		base64.RawStdEncoding.EncodeToString(salt), base64.RawStdEncoding.EncodeToString(hash)), nil
+	return c.stored(salt, hash), nil
 }
+
+// stored is $argon2id$v=19$m=…,t=…,p=…$salt$hash.
+func (c Cost) stored(salt, hash []byte) string {
+	return fmt.Sprintf("$argon2id$v=%d$m=%d,t=%d,p=%d$%s$%s", argon2.Version, c.Memory, c.Passes, argonThreads,
+		base64.RawStdEncoding.EncodeToString(salt), base64.RawStdEncoding.EncodeToString(hash))
+}
+
+// decoy is nobody's hash, and takes as long as anybody's: an unknown e-mail is not told from a known one by the time.
+func (c Cost) decoy() string { return c.stored(make([]byte, saltSize), make([]byte, hashSize)) }
 
 // verifyPassword tells whether the password is the one that was hashed.
 func verifyPassword(ctx context.Context, stored string, password secret.Value) (bool, error) {

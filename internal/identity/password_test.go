@@ -12,11 +12,11 @@ func TestAPasswordIsStoredAsArgon2idWithItsParametersAndASaltOfItsOwn(t *testing
 	t.Parallel()
 	ctx := context.Background()
 	password := secret.New("pässword with ünicode")
-	one, err := hashPassword(ctx, password)
+	one, err := DefaultCost.hash(ctx, password)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := hashPassword(ctx, password)
+	two, err := DefaultCost.hash(ctx, password)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestAHashWaitsForItsTurnNoLongerThanItsRequest(t *testing.T) {
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := hashPassword(ctx, secret.New("x")); err == nil {
+	if _, err := DefaultCost.hash(ctx, secret.New("x")); err == nil {
 		t.Error("hashed past the limit")
 	}
 }

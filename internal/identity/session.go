@@ -84,7 +84,7 @@ func (s *Service) verify(ctx context.Context, email string, password secret.Valu
 		return who, fmt.Errorf("look the person up: %w", err)
 	}
 	if !known {
-		who.PasswordHash = s.decoy
+		who.PasswordHash = s.Cost.decoy()
 	}
 	right, err := verifyPassword(ctx, who.PasswordHash, password)
 	if err != nil {

@@ -30,11 +30,9 @@ func (w *World) Until(what string, met func() bool) {
 	w.tb.Helper()
 	ctx, cancel := context.WithTimeout(w.tb.Context(), patience)
 	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !met() {
+	for pause := 5 * time.Millisecond; !met(); pause = min(2*pause, 40*time.Millisecond) {
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 			w.tb.Fatalf("waited %s for %s", patience, what)
 		}
