@@ -84,12 +84,26 @@ func BenchmarkExec(b *testing.B) {
 	p := open(b)
 	makeMachine(b, p, spec("exec"))
 	c := connect(b, p, "exec")
-	i := 0
+	const each = 200
+	n := 0
 	for b.Loop() {
-		i++
-		if _, _, exit, err := c.Run(b.Context(), guest.Exec{ID: fmt.Sprint(i), Argv: []string{"true"}}); err != nil || exit.Code != 0 {
-			b.Fatal(exit, err)
+		var bare, ours []time.Duration
+		for range each {
+			began := time.Now()
+			if err := exec.Command("true").Run(); err != nil {
+				b.Fatal(err)
+			}
+			bare = append(bare, time.Since(began))
+			n++
+			began = time.Now()
+			if _, _, exit, err := c.Run(b.Context(), guest.Exec{ID: fmt.Sprint(n), Argv: []string{"true"}}); err != nil || exit.Code != 0 {
+				b.Fatal(exit, err)
+			}
+			ours = append(ours, time.Since(began))
 		}
+		b.ReportMetric(float64(median(ours).Microseconds())/1000, "ms/command")
+		b.ReportMetric(float64(median(bare).Microseconds())/1000, "ms/bare")
+		b.ReportMetric(float64(median(ours))/float64(median(bare)), "x-bare")
 	}
 }
 
