@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os/exec"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -183,3 +184,41 @@ func BenchmarkTunnel(b *testing.B) {
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// BenchmarkIdle is what a machine costs while nothing runs in it: memory that its control group counts, kernel's included
+// and files that can be dropped left out, and what the server's side of its connection takes. 100 machines at once.
+func BenchmarkIdle(b *testing.B) {
+	const machines = 100
+	p := open(b)
+	memory := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	for b.Loop() {
+		before := memory()
+		names := make([]string, machines)
+		for i := range names {
+			names[i] = fmt.Sprintf("idle-%d", i)
+			makeMachine(b, p, spec(names[i]))
+			sh(b, connect(b, p, names[i]), guest.Sprite, "true") // as after some use
+		}
+		mine := float64(memory()-before) / machines
+		var theirs float64
+		for _, name := range names {
+			s, err := p.Stats(b.Context(), name)
+			if err != nil || s.MemoryBytes == 0 {
+				b.Fatal(s, err)
+			}
+			theirs += float64(s.MemoryBytes) / machines
+		}
+		b.ReportMetric((mine+theirs)/(1<<20), "MiB/machine")
+		b.ReportMetric(mine/(1<<10), "KiB-of-server/machine")
+		for _, name := range names {
+			if err := p.Destroy(b.Context(), name); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
