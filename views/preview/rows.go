@@ -107,7 +107,7 @@ func failingRows(start time.Time) []views.TranscriptRow {
 
 // heavyRows are many, and long.
 func heavyRows(start time.Time) []views.TranscriptRow {
-	s := &script{at: start}
+	s, output := &script{at: start}, manyLines(10000)
 	for i := range 60 {
 		s.turn = i + 1
 		s.add(time.Second, views.PromptBody{Text: fmt.Sprintf("Step %d. %s", i, strings.Repeat("pneumonoultramicroscopicsilicovolcanoconiosis", 6)), By: "You"})
@@ -115,7 +115,7 @@ func heavyRows(start time.Time) []views.TranscriptRow {
 		for j := range 4 {
 			id := fmt.Sprintf("t%d.%d", i, j)
 			s.add(time.Millisecond, views.ToolCallBody{ID: id, Title: long, Kind: "search", Input: []views.InputField{{Name: "pattern", Value: long}}})
-			s.add(time.Millisecond, views.ToolResultBody{ID: id, Status: "completed", Duration: time.Millisecond, Output: manyLines(10000), OutputBytes: 300000, Source: byMachine})
+			s.add(time.Millisecond, views.ToolResultBody{ID: id, Status: "completed", Duration: time.Millisecond, Output: output, OutputBytes: 300000, Source: byMachine})
 		}
 		s.add(time.Second, views.StageBody{Stage: "turn", State: "done", Duration: time.Second})
 	}
