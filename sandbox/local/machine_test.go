@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -42,19 +43,28 @@ func makeMachine(t testing.TB, p *Provider, s sandbox.Spec) {
 // connect starts a machine when it does not run and connects to it.
 func connect(t testing.TB, p *Provider, name string) *guest.Client {
 	t.Helper()
+	c, err := tryConnect(t, p, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// tryConnect is connect for a goroutine that is not the test's own.
+func tryConnect(t testing.TB, p *Provider, name string) (*guest.Client, error) {
 	if err := p.Start(t.Context(), name); err != nil {
-		t.Fatalf("start: %v", err)
+		return nil, fmt.Errorf("start: %w", err)
 	}
 	conn, err := p.Guest(t.Context(), name)
 	if err != nil {
-		t.Fatalf("guest: %v", err)
+		return nil, fmt.Errorf("guest: %w", err)
 	}
 	c, err := guest.Dial(t.Context(), conn, guest.RoleServer)
 	if err != nil {
-		t.Fatalf("dial: %v", err)
+		return nil, fmt.Errorf("dial: %w", err)
 	}
 	t.Cleanup(func() { c.Close() })
-	return c
+	return c, nil
 }
 
 // sh runs a script inside; it has to succeed.
@@ -254,23 +264,39 @@ func leftovers(t *testing.T, p *Provider, prefix string) string {
 	return strings.Join(found, " ")
 }
 
-func TestThirtyLivesLeaveNothingBehind(t *testing.T) {
+func TestFiftyLivesLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
 	p := open(t)
 	prefix := ours("leftover")
-	for i := range 30 {
-		name := fmt.Sprintf("%s-%d", prefix, i%3)
+	live := func(name string, started bool) error {
 		if _, err := p.Create(t.Context(), spec(name)); err != nil {
-			t.Fatal(err)
+			return err
 		}
-		if i%5 != 0 { // some are never started
-			c := connect(t, p, name)
-			sh(t, c, guest.Root, "setsid sleep 1000 >/dev/null 2>&1 & mkdir /closed && chmod 0 /closed && touch /usr/bin/x")
+		if started {
+			c, err := tryConnect(t, p, name)
+			if err != nil {
+				return err
+			}
+			out, errs, exit, err := c.Run(t.Context(), guest.Exec{ID: "leave", User: guest.Root, Argv: []string{"bash", "-c",
+				"setsid sleep 1000 >/dev/null 2>&1 & mkdir /closed && chmod 0 /closed && touch /usr/bin/x"}})
+			if err != nil || exit.Code != 0 {
+				return fmt.Errorf("exit %d, %w: %s%s", exit.Code, err, out, errs)
+			}
 		}
-		if err := p.Destroy(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
+		return p.Destroy(t.Context(), name)
 	}
+	var lives sync.WaitGroup
+	for i := range 5 { // names come again, while others live
+		lives.Go(func() {
+			for j := range 10 {
+				if err := live(fmt.Sprintf("%s-%d", prefix, i), j%5 != 0); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	lives.Wait()
 	p.kids.reap()
 	if left := leftovers(t, p, prefix); left != "" {
 		t.Errorf("left: %s", left)
