@@ -1,6 +1,7 @@
 package workspace_test
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -126,6 +127,7 @@ func TestOnlyTheMetadataOfAWorkspaceChanges(t *testing.T) {
 	t.Parallel()
 	w := workspacetest.Quiet(t)
 	ws := create(t, w, makeEnvironment(t, w, nil))
+	asRead(t, w, ws)
 	text := "other"
 	for name, in := range map[string]workspace.PatchInput{
 		"name": {Name: &text}, "environment_id": {EnvironmentID: &text}, "vault_id": {VaultID: &text}, "sandbox_provider": {SandboxProvider: &text},
@@ -138,6 +140,16 @@ func TestOnlyTheMetadataOfAWorkspaceChanges(t *testing.T) {
 	got, err := w.Workspaces.Patch(t.Context(), w.Owner.Actor, ws.ID, workspace.PatchInput{Metadata: &map[string]any{"team": "a"}})
 	if err != nil || got.Metadata["team"] != "a" || got.Name != ws.Name {
 		t.Errorf("%+v %v", got, err)
+	}
+	asRead(t, w, got)
+}
+
+// asRead compares the answer of a call that changes a workspace with what a read says right after it.
+func asRead(t *testing.T, w *workspacetest.World, answered workspace.Workspace) {
+	t.Helper()
+	read, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, answered.ID)
+	if err != nil || !reflect.DeepEqual(answered, read) {
+		t.Errorf("answered\n%+v\nread right after it\n%+v\n%v", answered, read, err)
 	}
 }
 
