@@ -242,6 +242,9 @@ func (e *Embedded) Leave() { e.left = true }
 // Done is closed when a PostgreSQL that this process started has ended; at once for one that was adopted.
 func (e *Embedded) Done() <-chan struct{} { return e.done }
 
+// Kill ends a PostgreSQL that this process started as a crash does.
+func (e *Embedded) Kill() error { return e.proc.Kill() }
+
 // Stop ends PostgreSQL (a fast shutdown: clients are cut, nothing is lost) and waits for it.
 func (e *Embedded) Stop(ctx context.Context) error {
 	if e.left {

@@ -181,6 +181,8 @@ func (t *turn) drive(ctx context.Context) error {
 		return context.Cause(ctx)
 	case errors.Is(err, errWithdrawn), errors.Is(err, errFenced):
 		return err
+	case db.Away(err):
+		return err // the prompt was not sent: the turn is begun again when PostgreSQL is back
 	case errors.Is(err, errInterrupted):
 		return t.settle(ctx, ending{status: Interrupted, reason: t.reason(ctx)}, nil)
 	}
