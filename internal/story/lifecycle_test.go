@@ -132,6 +132,30 @@ func TestMachinesAndSessionsOutliveTheirServerHoweverItEnds(t *testing.T) {
 	})
 	sameMachine()
 
+	// PostgreSQL is killed under a turn, and the server goes on: first with one of its own, then, since it is killed itself and
+	// leaves PostgreSQL running, with one that it found.
+	for _, says := range []string{"five and a half", "five and more"} {
+		turn(says, func(goOn func()) {
+			was, err := s.postgreSQL()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			goOn()
+			until(t, "another PostgreSQL", func() bool {
+				pid, err := s.postgreSQL()
+				return err == nil && pid != was && ask(t, http.DefaultClient, "GET", s.url+"/health/ready", "", "", nil).status == http.StatusOK
+			})
+		})
+		if err := s.stop(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		back()
+	}
+	sameMachine()
+
 	// Killed as a service is, with everything that it started and that is in its group: PostgreSQL and the egress process
 	// too, but no machine.
 	if err := s.stop(syscall.SIGTERM); err != nil {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -172,6 +173,16 @@ func (s *Server) stop(signal syscall.Signal) error {
 	case <-deadline.C:
 		return errors.Join(fmt.Errorf("the server did not end in %s after %s", stopTimeout, signal), s.stop(syscall.SIGKILL))
 	}
+}
+
+// postgreSQL is the process of the server's own PostgreSQL.
+func (s *Server) postgreSQL() (int, error) {
+	b, err := os.ReadFile(filepath.Join(s.dir, "pg/data/postmaster.pid"))
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(b), "\n")
+	return strconv.Atoi(first)
 }
 
 // down is `managoat down`, which ends the server if it runs.

@@ -95,7 +95,9 @@ func TestADeleteWhoseServerWasKilledIsFinished(t *testing.T) {
 // the next one finishes all three, and touches nothing else.
 func TestParksAndADeleteInTheMiddleOfWhichTheServerWasKilledAreFinished(t *testing.T) {
 	t.Parallel()
-	w := workspacetest.Quiet(t, func(h *workspacetest.Host) { h.Lives = workspace.Lifetimes{Idle: 48 * time.Hour, Ceiling: 24 * time.Hour} })
+	w := workspacetest.Quiet(t, func(h *workspacetest.Host) {
+		h.Lives = workspace.Lifetimes{Idle: 48 * time.Hour, Ceiling: 24 * time.Hour}
+	})
 	first := workspacetest.Spawn(t, w.Host, 0)
 	env := makeEnvironment(t, w, script("echo kept > ~/file; mkdir ~/many && cd ~/many && touch {1..60000}"))
 	idle, old, deleted := create(t, w, env), create(t, w, env), create(t, w, env)
