@@ -24,6 +24,7 @@ import (
 // Times the server's side keeps.
 const (
 	controlTimeout = 10 * time.Second      // one control call that does not wait for anything
+	goneTimeout    = 2 * time.Second       // for a process to say that it is there still
 	spawnTimeout   = 15 * time.Second      // from a start of the process until its socket answers
 	socketPoll     = 5 * time.Millisecond  // between looks for the socket of a process just started
 	retryFirst     = 50 * time.Millisecond // first pause after the process was lost or a sink failed
@@ -214,6 +215,22 @@ func (c *Client) Probe(ctx context.Context, machineID uuid.UUID) error {
 			why = answer.Error
 		}
 	}
+}
+
+// Boot names the egress process that has our state; "" while there is none.
+func (c *Client) Boot() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.boot
+}
+
+// Gone tells that the named process serves no more: what it carried has ended with it. It asks, since a process that has
+// just died may not be missed yet; without an answer in time there is none.
+func (c *Client) Gone(ctx context.Context, boot string) bool {
+	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
+	defer cancel()
+	h, err := c.hello(ctx)
+	return err != nil || h.Boot.String() != boot
 }
 
 func get[T any](c *Client, from map[uuid.UUID]T, id uuid.UUID) (T, bool) {
