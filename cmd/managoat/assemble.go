@@ -108,7 +108,7 @@ func openBase(ctx context.Context, cfg *config.Config, dir *datadir.Dir, say fun
 	if err != nil {
 		return nil, err
 	}
-	if b.db, err = db.Open(ctx, urls, db.Options{}); err != nil {
+	if b.db, err = db.Open(ctx, urls, db.Options{MaxConns: int32(cfg.DatabaseConnections), Pooler: cfg.DatabasePooler}); err != nil {
 		return nil, err
 	}
 	b.cleanup(func(context.Context) { b.db.Close() })
