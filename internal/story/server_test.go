@@ -187,7 +187,7 @@ func (s *Server) postgreSQL() (int, error) {
 
 // down is `managoat down`, which ends the server if it runs.
 func (s *Server) down() error {
-	if _, err := os.Stat(filepath.Join(s.dir, "master.key")); err != nil {
+	if !exists(filepath.Join(s.dir, "master.key")) && !exists(filepath.Join(s.dir, "host-id")) {
 		return nil // it never got that far
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
