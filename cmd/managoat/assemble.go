@@ -300,7 +300,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		return nil, err
 	}
 	s.broker, err = broker.Connect(ctx, b.dir.Path("egress"), broker.ClientOptions{
-		Spawn: broker.Command([]string{self, "egress", "--data", b.dir.Path()}, egressEnviron()), Sink: s.ledger, Log: log,
+		Spawn: broker.Command([]string{self, "egress", "--data", b.dir.Path()}, egressEnviron()), Sink: s.ledger, Log: log, Build: version,
 		Settings: broker.Settings{Resolve: resolve, AllowPrivate: allow, ExtraCA: ca, Ports: ports, API: b.dir.Path(apiSocket)},
 	})
 	if err != nil {

@@ -176,7 +176,7 @@ func egressVerb() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		err = broker.Serve(c.Context(), broker.Options{Dir: at.Dir("egress"), Dial: dial, Log: slog.Default()})
+		err = broker.Serve(c.Context(), broker.Options{Dir: at.Dir("egress"), Dial: dial, Log: slog.Default(), Build: version})
 		if errors.Is(err, broker.ErrServed) {
 			return &codedError{exitRefused, err}
 		}
