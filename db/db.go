@@ -12,6 +12,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"strings"
 
 	"github.com/google/uuid"
@@ -41,9 +43,14 @@ const (
 	platformConns = 2
 )
 
-// Options that a test or an operator may set.
+// Options that an operator may set.
 type Options struct {
 	MaxConns int32 // of the app's pool; 0: the default
+
+	// Pooler is where statements go instead of to the URLs' server: the host:port of a pooler before it, or the directory of
+	// its socket and the port. It may give every transaction another connection of its own. Migrations and notifications need
+	// the same one all along, and go directly.
+	Pooler string
 }
 
 // Open connects both pools and checks that they answer.
@@ -51,11 +58,11 @@ func Open(ctx context.Context, urls URLs, opts Options) (*DB, error) {
 	if opts.MaxConns == 0 {
 		opts.MaxConns = appConns
 	}
-	app, err := pool(ctx, urls.App, opts.MaxConns)
+	app, err := pool(ctx, urls.App, opts.MaxConns, opts.Pooler)
 	if err != nil {
 		return nil, fmt.Errorf("connect as the app: %w", err)
 	}
-	platform, err := pool(ctx, urls.Platform, platformConns)
+	platform, err := pool(ctx, urls.Platform, min(opts.MaxConns, platformConns), opts.Pooler)
 	if err != nil {
 		app.Close()
 		return nil, fmt.Errorf("connect as the platform: %w", err)
@@ -63,13 +70,23 @@ func Open(ctx context.Context, urls URLs, opts Options) (*DB, error) {
 	return &DB{app: app, platform: platform, appURL: urls.App}, nil
 }
 
-func pool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, error) {
+func pool(ctx context.Context, url string, conns int32, pooler string) (*pgxpool.Pool, error) {
+	if pooler != "" {
+		var err error
+		if url, err = through(url, pooler); err != nil {
+			return nil, err
+		}
+	}
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		// ParseConfig's error can repeat the connection string.
 		return nil, errors.New("the connection string cannot be read")
 	}
 	cfg.MaxConns = conns
+	if pooler != "" {
+		// The next transaction may be on another connection, which knows nothing of statements that were prepared on this one.
+		cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	}
 	p, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -79,6 +96,24 @@ func pool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// through is a URL with another server.
+func through(raw, pooler string) (string, error) {
+	host, port, err := net.SplitHostPort(pooler)
+	if err != nil {
+		return "", fmt.Errorf("the pooler's address: %w", err)
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme == "" {
+		return "", errors.New("a database URL must be of the form postgres://user:password@host:port/name")
+	}
+	q := u.Query()
+	q.Del("hostaddr")
+	q.Set("host", host)
+	q.Set("port", port)
+	u.Host, u.RawQuery = "", q.Encode()
+	return u.String(), nil
 }
 
 // Close ends both pools and waits for their connections.

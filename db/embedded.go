@@ -30,6 +30,7 @@ type Embedded struct {
 const (
 	pgStartTimeout = 60 * time.Second // crash recovery of a large cluster takes its time
 	pgStopTimeout  = 20 * time.Second
+	lookEvery      = time.Second // between looks for one that was adopted
 )
 
 // StartEmbedded starts PostgreSQL on dir, makes the cluster when it is new, and adopts a server that is already
@@ -91,8 +92,10 @@ func (e *Embedded) adopt(ctx context.Context, data string) (bool, error) {
 	}
 	// PostgreSQL takes any process of its number for its holder: also one that ended and that nobody reaped, as happens in
 	// containers, and a stranger. Whether a server of the cluster is still there it sees by its shared memory too.
-	if err := os.Remove(pidFile); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return false, fmt.Errorf("remove the lock of a postgres that is gone: %w", err)
+	for _, lock := range []string{pidFile, filepath.Join(e.dir, ".s.PGSQL.5432.lock")} {
+		if err := os.Remove(lock); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return false, fmt.Errorf("remove the lock of a postgres that is gone: %w", err)
+		}
 	}
 	return false, nil
 }
@@ -241,6 +244,32 @@ func (e *Embedded) Leave() { e.left = true }
 
 // Done is closed when a PostgreSQL that this process started has ended; at once for one that was adopted.
 func (e *Embedded) Done() <-chan struct{} { return e.done }
+
+// Ended waits until PostgreSQL has ended, or ctx. One that was adopted is nobody's child here, so it is looked for.
+func (e *Embedded) Ended(ctx context.Context) error {
+	if !e.Adopted() {
+		select {
+		case <-e.done:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	}
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		if _, runs := postmaster(filepath.Join(e.dir, "data", "postmaster.pid"), e.dir); !runs {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Kill ends a PostgreSQL that this process started as a crash does.
+func (e *Embedded) Kill() error { return e.proc.Kill() }
 
 // Stop ends PostgreSQL (a fast shutdown: clients are cut, nothing is lost) and waits for it.
 func (e *Embedded) Stop(ctx context.Context) error {

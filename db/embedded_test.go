@@ -121,8 +121,14 @@ func TestALockThatNoPostgresHoldsIsNoHindrance(t *testing.T) {
 		if err := os.WriteFile(lock, []byte(strconv.Itoa(holder.Process.Pid)+"\n"+rest), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chown(lock, int(owner.Uid), int(owner.Gid)); err != nil {
+		socket := filepath.Join(dir, ".s.PGSQL.5432.lock")
+		if err := os.WriteFile(socket, []byte(strconv.Itoa(holder.Process.Pid)+"\n"+rest), 0o600); err != nil {
 			t.Fatal(err)
+		}
+		for _, file := range []string{lock, socket} {
+			if err := os.Chown(file, int(owner.Uid), int(owner.Gid)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		again := start(t, dir)
 		if _, err := again.OwnerURL(t.Context(), "managoat"); err != nil || again.Adopted() {

@@ -8,12 +8,20 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net/url"
+	"strings"
+	"time"
 
 	"github.com/golang-migrate/migrate/v4"
+	"github.com/golang-migrate/migrate/v4/database"
 	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	"github.com/golang-migrate/migrate/v4/source"
 	"github.com/golang-migrate/migrate/v4/source/iofs"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 )
 
@@ -39,6 +47,11 @@ const oldestServer = 150000
 // The password of a login that is not given is derived from loginKey (the instance's master key), so that every server
 // of the instance knows it and none has to be told.
 func Migrate(ctx context.Context, ownerURL string, given URLs, loginKey []byte) (URLs, error) {
+	return migrateTo(ctx, ownerURL, given, loginKey, 0)
+}
+
+// migrateTo is Migrate up to a version, as a binary of that time would have done it.
+func migrateTo(ctx context.Context, ownerURL string, given URLs, loginKey []byte, to uint) (URLs, error) {
 	conn, err := pgx.Connect(ctx, ownerURL)
 	if err != nil {
 		return URLs{}, fmt.Errorf("connect as the owner: %w", err)
@@ -73,7 +86,7 @@ func Migrate(ctx context.Context, ownerURL string, given URLs, loginKey []byte) 
 			return URLs{}, fmt.Errorf("prepare migrations: %w", err)
 		}
 	}
-	err = up(ctx, ownerURL)
+	err = up(ctx, ownerURL, to)
 	for _, sql := range []string{"revoke create on schema public from " + definerRole, "revoke " + definerRole + " from current_user"} {
 		if _, e := conn.Exec(context.WithoutCancel(ctx), sql); err == nil && e != nil {
 			err = fmt.Errorf("end migrations: %w", e)
@@ -145,10 +158,33 @@ func withLogin(ownerURL, user, password string) (string, error) {
 	return u.String(), nil
 }
 
-func up(ctx context.Context, ownerURL string) error {
+// Patience of migrations with tables that servers of the version before are using. While a statement waits for its lock
+// everybody else who wants the table waits behind it, so it does not wait for long, and the migration begins again.
+const (
+	lockWait  = time.Second
+	lockPause = 2 * time.Second  // for those who waited
+	lockTries = 10 * time.Minute // after which the migration is given up
+)
+
+// NewerError says that the database was migrated by a newer binary than this one.
+type NewerError struct{ Version, Known uint }
+
+func (e *NewerError) Error() string {
+	return fmt.Sprintf("a newer Managoat has brought the database to version %d, and this one knows up to %d: start the newer one here too, or restore a backup of before. Servers of this version that run already may go on", e.Version, e.Known)
+}
+
+// up applies the migrations up to one, or all (0).
+func up(ctx context.Context, ownerURL string, to uint) error {
 	source, err := iofs.New(migrations, "migrations")
 	if err != nil {
 		return err
+	}
+	last, err := lastOf(source)
+	if err != nil {
+		return err
+	}
+	if to == 0 {
+		to = last
 	}
 	cfg, err := pgx.ParseConfig(ownerURL)
 	if err != nil {
@@ -160,21 +196,87 @@ func up(ctx context.Context, ownerURL string) error {
 	if err != nil {
 		return fmt.Errorf("prepare migrations: %w", err)
 	}
-	m, err := migrate.NewWithInstance("iofs", source, "pgx5", driver)
+	m, err := migrate.NewWithInstance("iofs", source, "pgx5", &whole{Driver: driver})
 	if err != nil {
 		return err
 	}
 	defer m.Close()
 	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
 	defer stop()
-	if err := m.Up(); err != nil && !errors.Is(err, migrate.ErrNoChange) {
-		var dirty migrate.ErrDirty
-		if errors.As(err, &dirty) {
-			return fmt.Errorf("migration %d failed half way before: restore the database or mend it by hand, then set its version", dirty.Version)
+	for began := time.Now(); ; {
+		version, _, err := m.Version()
+		if err == nil && version > last {
+			return &NewerError{version, last}
 		}
-		return fmt.Errorf("migrate: %w", err)
+		if err == nil || errors.Is(err, migrate.ErrNilVersion) {
+			err = m.Migrate(to)
+		}
+		var dirty migrate.ErrDirty
+		switch {
+		case err == nil, errors.Is(err, migrate.ErrNoChange):
+			return nil
+		case errors.As(err, &dirty):
+			return fmt.Errorf("migration %d failed half way before: restore the database or mend it by hand, then set its version", dirty.Version)
+		case !busy(err) || time.Since(began) > lockTries:
+			return fmt.Errorf("migrate: %w", err)
+		}
+		select {
+		case <-time.After(lockPause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	return nil
+}
+
+func lastOf(s source.Driver) (uint, error) {
+	version, err := s.First()
+	for err == nil {
+		var next uint
+		if next, err = s.Next(version); err == nil {
+			version = next
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return version, err
+}
+
+// busy tells that a migration did not get a lock in time.
+func busy(err error) bool {
+	var failed database.Error
+	if errors.As(err, &failed) {
+		err = failed.OrigErr
+	}
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == pgerrcode.LockNotAvailable
+}
+
+// whole makes each migration one transaction with its version, so that a server that dies in the middle of one leaves
+// nothing of it, and nothing to mend.
+type whole struct {
+	database.Driver
+	version int
+}
+
+// SetVersion is called before a migration, with dirty, and after it.
+func (w *whole) SetVersion(version int, dirty bool) error {
+	if dirty {
+		w.version = version
+		return nil
+	}
+	return w.Driver.SetVersion(version, false)
+}
+
+// Run runs a migration.
+func (w *whole) Run(migration io.Reader) error {
+	sql, err := io.ReadAll(migration)
+	if err != nil {
+		return err
+	}
+	// Statements that are sent as one are one transaction.
+	return w.Driver.Run(strings.NewReader(fmt.Sprintf("set local lock_timeout = %d;\n%s\n;delete from schema_migrations;\ninsert into schema_migrations (version, dirty) values (%d, false);",
+		lockWait.Milliseconds(), sql, w.version)))
 }
 
 // MigrationsDigest changes when the migrations of this binary do.

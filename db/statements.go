@@ -3,6 +3,7 @@ package db
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
@@ -15,17 +16,23 @@ import (
 // key, and cost more to plan than to run.
 const setTenant = "select set_config('app.tenant_id', $1, true), set_config('plan_cache_mode', 'force_generic_plan', true)"
 
+// results of a batch, of which some are taken.
+type results interface {
+	pgx.BatchResults
+	explain(error) error
+}
+
 // piped is what generated queries run on: send sends a statement, with whatever must go before it, in one round trip. What
 // it returns has the statement's own result next.
 type piped struct {
-	send func(ctx context.Context, sql string, args []any) (pgx.BatchResults, error)
+	send func(ctx context.Context, sql string, args []any) (results, error)
 }
 
 // statements runs each statement under one account as a transaction of its own, in one round trip: the setting and the
 // statement travel as one batch, which PostgreSQL runs as one implicit transaction. Measured against no isolation at all: see
 // docs/benchmarks.md. Works through a pooler in transaction mode, since nothing outlives the transaction.
 func statements(pool *pgxpool.Pool, tenant uuid.UUID) piped {
-	return piped{func(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+	return piped{func(ctx context.Context, sql string, args []any) (results, error) {
 		conn, results, err := begun(ctx, pool, []statement{{setTenant, []any{tenant.String()}}, {sql, args}})
 		if err != nil {
 			return nil, err
@@ -40,24 +47,27 @@ const maxDead = 100
 // begun sends statements on a connection of the pool and takes the first one's result. That PostgreSQL ended a connection
 // while it lay in the pool, as when it was restarted, is noticed only now: nothing was run then, and the next connection
 // takes them.
-func begun(ctx context.Context, pool *pgxpool.Pool, all []statement) (*pgxpool.Conn, pgx.BatchResults, error) {
+func begun(ctx context.Context, pool *pgxpool.Pool, all []statement) (*pgxpool.Conn, *attended, error) {
 	for tries := 1; ; tries++ {
 		conn, err := pool.Acquire(ctx)
 		if err != nil {
+			if ctx.Err() == nil {
+				err = &awayError{err}
+			}
 			return nil, nil, err
 		}
 		var b pgx.Batch
 		for _, s := range all {
 			b.Queue(s.sql, s.args...)
 		}
-		results := conn.SendBatch(ctx, &b)
+		results := attend(ctx, conn, &b)
 		if _, err = results.Exec(); err == nil {
 			return conn, results, nil
 		}
 		results.Close()
 		conn.Release()
 		if !unheard(err) || tries == maxDead || ctx.Err() != nil {
-			return nil, nil, err
+			return nil, nil, results.explain(err)
 		}
 	}
 }
@@ -69,15 +79,61 @@ func unheard(err error) bool {
 	return pgconn.SafeToRetry(err) || errors.As(err, &pg) && pg.Severity == "FATAL" && pg.Code == pgerrcode.AdminShutdown
 }
 
+// attended are results that know, once they are closed, whether their connection broke.
+type attended struct {
+	pgx.BatchResults
+	ctx  context.Context
+	conn *pgx.Conn
+	dead bool
+}
+
+func attend(ctx context.Context, conn *pgxpool.Conn, b *pgx.Batch) *attended {
+	return &attended{BatchResults: conn.SendBatch(ctx, b), ctx: ctx, conn: conn.Conn()}
+}
+
+func (r *attended) Close() error {
+	err := r.BatchResults.Close()
+	r.dead = r.conn.IsClosed()
+	return err
+}
+
+// explain marks what is wrong with a batch that was closed as PostgreSQL's being away, where it is.
+func (r *attended) explain(err error) error {
+	if err == nil || !r.dead || r.ctx.Err() != nil {
+		return err
+	}
+	return &awayError{err}
+}
+
 // releasing gives the connection back with the end of the batch.
 type releasing struct {
-	pgx.BatchResults
-	conn *pgxpool.Conn
+	*attended
+	pooled *pgxpool.Conn
 }
 
 func (r *releasing) Close() error {
-	defer r.conn.Release()
-	return r.BatchResults.Close()
+	defer r.pooled.Release()
+	return r.attended.Close()
+}
+
+// awayError is an error of the way to PostgreSQL.
+type awayError struct{ err error }
+
+func (e *awayError) Error() string { return e.err.Error() }
+func (e *awayError) Unwrap() error { return e.err }
+
+// Away tells whether err says that PostgreSQL could not be reached, stops or starts, or that the connection to it broke. It
+// may have done what it was asked for, if that was a commit.
+func Away(err error) bool {
+	var away *awayError
+	var pg *pgconn.PgError
+	switch {
+	case errors.As(err, &pg):
+		return strings.HasPrefix(pg.Code, "08") || pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
+	case errors.As(err, &away):
+		return true
+	}
+	return false
 }
 
 func (p piped) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -89,7 +145,7 @@ func (p piped) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comman
 	if e := results.Close(); err == nil {
 		err = e
 	}
-	return tag, err
+	return tag, results.explain(err)
 }
 
 func (p piped) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -100,7 +156,7 @@ func (p piped) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 	rows, err := results.Query()
 	if err != nil {
 		results.Close()
-		return nil, err
+		return nil, results.explain(err)
 	}
 	return &batchRows{Rows: rows, results: results}, nil
 }
@@ -113,7 +169,7 @@ func (p piped) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 // batchRows ends the batch when its rows end, so that its connection goes back to the pool and a late error is seen.
 type batchRows struct {
 	pgx.Rows
-	results pgx.BatchResults
+	results results
 	ended   bool
 	err     error
 }
@@ -137,9 +193,9 @@ func (r *batchRows) Close() { r.Rows.Close(); r.end() }
 
 func (r *batchRows) Err() error {
 	if err := r.Rows.Err(); err != nil {
-		return err
+		return r.results.explain(err)
 	}
-	return r.err
+	return r.results.explain(r.err)
 }
 
 type batchRow struct {

@@ -114,10 +114,10 @@ func (t *transaction) Exec(ctx context.Context, sql string, args ...any) (pgconn
 	return t.piped.Exec(ctx, sql, args...)
 }
 
-func (t *transaction) sendAll(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+func (t *transaction) sendAll(ctx context.Context, sql string, args []any) (results, error) {
 	waited := t.waiting
 	t.waiting = nil
-	var results pgx.BatchResults
+	var results *attended
 	if t.conn == nil {
 		if t.tenant != uuid.Nil {
 			waited = append([]statement{{setTenant, []any{t.tenant.String()}}}, waited...)
@@ -133,12 +133,12 @@ func (t *transaction) sendAll(ctx context.Context, sql string, args []any) (pgx.
 			b.Queue(s.sql, s.args...)
 		}
 		b.Queue(sql, args...)
-		results = t.conn.SendBatch(ctx, &b)
+		results = attend(ctx, t.conn, &b)
 	}
 	for _, s := range waited {
 		if _, err := results.Exec(); err != nil {
 			results.Close()
-			return nil, fmt.Errorf("%s: %w", s.name(), err)
+			return nil, fmt.Errorf("%s: %w", s.name(), results.explain(err))
 		}
 	}
 	return results, nil

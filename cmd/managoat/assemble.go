@@ -52,6 +52,7 @@ type base struct {
 	master   []byte
 	keys     *secret.Keyring
 	embedded *db.Embedded // nil with --database-url
+	start    func(context.Context) (*db.Embedded, error)
 	db       *db.DB
 	undo     []func(context.Context)
 }
@@ -87,7 +88,8 @@ func openBase(ctx context.Context, cfg *config.Config, dir *datadir.Dir, say fun
 		if err != nil {
 			return nil, err
 		}
-		if b.embedded, err = db.StartEmbedded(ctx, pg, bin); err != nil {
+		b.start = func(ctx context.Context) (*db.Embedded, error) { return db.StartEmbedded(ctx, pg, bin) }
+		if b.embedded, err = b.start(ctx); err != nil {
 			return nil, err
 		}
 		if !dir.Held() {
@@ -106,11 +108,56 @@ func openBase(ctx context.Context, cfg *config.Config, dir *datadir.Dir, say fun
 	if err != nil {
 		return nil, err
 	}
-	if b.db, err = db.Open(ctx, urls, db.Options{}); err != nil {
+	if b.db, err = db.Open(ctx, urls, db.Options{MaxConns: int32(cfg.DatabaseConnections), Pooler: cfg.DatabasePooler}); err != nil {
 		return nil, err
 	}
 	b.cleanup(func(context.Context) { b.db.Close() })
 	return b, nil
+}
+
+// Starts of a PostgreSQL that ended by itself.
+const (
+	startPause = 500 * time.Millisecond // between tries: what the one before left must end
+	startTries = 20                     // in a row, after which it is given up
+	startLasts = time.Minute            // a start that lasted so long was one
+)
+
+// tend starts our PostgreSQL again when it ends, as when the kernel needed memory, until ctx ends. What the server does
+// meanwhile waits for it. One that does not last is an error.
+func (b *base) tend(ctx context.Context) error {
+	if b.embedded == nil {
+		<-ctx.Done()
+		return nil
+	}
+	for tries := 0; ; tries++ {
+		since := time.Now()
+		if b.embedded.Ended(ctx) != nil {
+			return nil
+		}
+		if time.Since(since) > startLasts {
+			tries = 0
+		}
+		slog.Error("PostgreSQL ended by itself and is started again; its log is in the data directory (pg/postgres.log)")
+		for ; ; tries++ {
+			again, err := b.start(ctx)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err == nil {
+				b.embedded = again
+				break
+			}
+			if tries >= startTries {
+				return fmt.Errorf("PostgreSQL ends again and again: %w", err)
+			}
+			select {
+			case <-time.After(startPause):
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		slog.Info("PostgreSQL runs again")
+	}
 }
 
 // binaries finds PostgreSQL's, and fetches pinned ones with npm when none are installed.
@@ -253,7 +300,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		return nil, err
 	}
 	s.broker, err = broker.Connect(ctx, b.dir.Path("egress"), broker.ClientOptions{
-		Spawn: broker.Command([]string{self, "egress", "--data", b.dir.Path()}, egressEnviron()), Sink: s.ledger, Log: log,
+		Spawn: broker.Command([]string{self, "egress", "--data", b.dir.Path()}, egressEnviron()), Sink: s.ledger, Log: log, Build: version,
 		Settings: broker.Settings{Resolve: resolve, AllowPrivate: allow, ExtraCA: ca, Ports: ports, API: b.dir.Path(apiSocket)},
 	})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"managoat/db"
+	"managoat/internal/broker"
 	"managoat/internal/config"
 	"managoat/internal/runtime"
 	"managoat/sandbox"
@@ -86,6 +87,15 @@ func examine(ctx context.Context, cfg *config.Config) []finding {
 			f.what, f.advice = "runtime "+name+" is not installed", "managoat runtimes install "+name+" (else its first conversation installs it)"
 		}
 		add(f)
+	}
+	if build, runs := broker.Running(ctx, cfg.Dir("egress")); runs && build != version {
+		if build == "" {
+			build = "an older version"
+		}
+		add(finding{what: "the egress process is of " + build + ", this binary of " + version,
+			advice: "the server replaces it in a moment when nothing goes through it; `managoat down` parks the machines and ends it at once"})
+	} else if runs {
+		add(finding{ok: true, what: "egress process: runs, of this version"})
 	}
 	return append(out, examineMachines(ctx)...)
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"managoat/db"
 	"managoat/internal/broker"
 	"managoat/internal/config"
 	"managoat/internal/datadir"
@@ -82,8 +81,11 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 	// Work goes on for a short while after the server was told to stop, so that what is under way can be handed over.
 	work, endWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWork()
-	worked := make(chan error, 1)
+	worked, tended := make(chan error, 1), make(chan error, 1)
 	go func() { worked <- s.run(work) }()
+	tending, endTending := context.WithCancel(context.WithoutCancel(ctx))
+	defer func() { endTending(); <-tended }() // before the base closes, which stops PostgreSQL
+	go func() { tended <- b.tend(tending) }()
 
 	proxies, err := cfg.Proxies()
 	if err != nil {
@@ -114,8 +116,9 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 	case err = <-worked:
 		worked <- err
 		slog.Error("background work failed", "err", err)
-	case <-ended(b.embedded):
-		err = errors.New("PostgreSQL ended; its log is in the data directory (pg/postgres.log)")
+	case err = <-tended:
+		tended <- err
+		slog.Error("PostgreSQL is gone", "err", err)
 	}
 	// A second signal ends at once.
 	force := make(chan os.Signal, 1)
@@ -133,13 +136,6 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 		err = errors.Join(err, errors.New("some background work did not end in time"))
 	}
 	return err
-}
-
-func ended(e *db.Embedded) <-chan struct{} {
-	if e == nil || e.Adopted() {
-		return nil
-	}
-	return e.Done()
 }
 
 // server is the HTTP server. Streams have no total lifetime: each frame has a deadline of its own.
@@ -180,7 +176,7 @@ func egressVerb() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		err = broker.Serve(c.Context(), broker.Options{Dir: at.Dir("egress"), Dial: dial, Log: slog.Default()})
+		err = broker.Serve(c.Context(), broker.Options{Dir: at.Dir("egress"), Dial: dial, Log: slog.Default(), Build: version})
 		if errors.Is(err, broker.ErrServed) {
 			return &codedError{exitRefused, err}
 		}

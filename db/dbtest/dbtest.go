@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -27,6 +28,13 @@ import (
 
 // serverVariable names the variable with the owner's URL of a running PostgreSQL ("postgres" database).
 const serverVariable = "MANAGOAT_TEST_PG"
+
+// wayVariable names the variable with how databases are reached, where that is not as usual: the same tests run again so.
+const (
+	wayVariable      = "MANAGOAT_TEST_DATABASE"
+	oneConnection    = "one"       // by a pool of one connection
+	throughPgBouncer = "pgbouncer" // in transaction mode
+)
 
 var loginKey = []byte("the tests' login key")
 
@@ -67,6 +75,15 @@ func NewWith(tb testing.TB, opts db.Options) *Database {
 	}
 	d := &Database{OwnerURL: onDatabase(server.url, name), URLs: db.URLs{
 		App: onDatabase(server.urls.App, name), Platform: onDatabase(server.urls.Platform, name)}}
+	switch way := os.Getenv(wayVariable); {
+	case way == "":
+	case way == oneConnection:
+		opts.MaxConns = 1
+	case way == throughPgBouncer:
+		opts.Pooler = PgBouncer(tb)
+	default:
+		tb.Fatalf("%s=%q", wayVariable, way)
+	}
 	if d.DB, err = db.Open(ctx, d.URLs, opts); err != nil {
 		tb.Fatal(err)
 	}
@@ -80,6 +97,59 @@ func NewWith(tb testing.TB, opts db.Options) *Database {
 		admin.Exec(ctx, "drop database if exists "+name+" with (force)")
 	})
 	return d
+}
+
+// Postgres is a PostgreSQL of one test's own.
+type Postgres struct {
+	dir     string
+	running *db.Embedded
+}
+
+// Own returns a fresh, migrated database on a PostgreSQL that the test may take away. Both go with the test.
+func Own(tb testing.TB) (*Database, *Postgres) {
+	tb.Helper()
+	ctx := context.Background()
+	dir, err := Directory()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &Postgres{dir: dir}
+	tb.Cleanup(func() {
+		if err := errors.Join(db.StopEmbedded(ctx, filepath.Join(dir, "pg")), os.RemoveAll(dir)); err != nil {
+			tb.Error(err)
+		}
+	})
+	p.Start(tb)
+	d := new(Database)
+	if d.OwnerURL, err = p.running.OwnerURL(ctx, "test"); err != nil {
+		tb.Fatal(err)
+	}
+	if d.URLs, err = db.Migrate(ctx, d.OwnerURL, db.URLs{}, loginKey); err != nil {
+		tb.Fatal(err)
+	}
+	if d.DB, err = db.Open(ctx, d.URLs, db.Options{}); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(d.Close)
+	return d, p
+}
+
+// Kill ends the server as a crash does, and returns when it is gone.
+func (p *Postgres) Kill(tb testing.TB) {
+	tb.Helper()
+	if err := p.running.Kill(); err != nil {
+		tb.Fatal(err)
+	}
+	<-p.running.Done()
+}
+
+// Start starts the server again on what it has on disk.
+func (p *Postgres) Start(tb testing.TB) {
+	tb.Helper()
+	var err error
+	if p.running, err = Serve(context.Background(), p.dir, "synchronous_commit=on"); err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // Empty returns the owner's URL of a new database that nothing was migrated into.
@@ -161,14 +231,15 @@ func Directory() (string, error) {
 	return dir, os.Chmod(dir, 0o755)
 }
 
-// Serve starts a PostgreSQL under dir that is fast rather than safe: it would not survive a crash of its host.
-func Serve(ctx context.Context, dir string) (*db.Embedded, error) {
+// Serve starts a PostgreSQL under dir that is fast rather than safe: it would not survive a crash of its host, and after one
+// of its own it could lack what was committed last, unless settings say otherwise.
+func Serve(ctx context.Context, dir string, settings ...string) (*db.Embedded, error) {
 	pgDir := filepath.Join(dir, "pg")
 	bin, err := db.FindBinaries(pgDir, os.Getenv("MANAGOAT_PG_BIN"), "")
 	if err != nil {
 		return nil, err
 	}
-	return db.StartEmbedded(ctx, pgDir, bin, "fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "max_connections=1000")
+	return db.StartEmbedded(ctx, pgDir, bin, append([]string{"fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "max_connections=1000"}, settings...)...)
 }
 
 // ownServer starts PostgreSQL for this process. A shell that waits for this process's end stops it, since a test

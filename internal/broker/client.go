@@ -24,10 +24,12 @@ import (
 // Times the server's side keeps.
 const (
 	controlTimeout = 10 * time.Second      // one control call that does not wait for anything
+	goneTimeout    = 2 * time.Second       // for a process to say that it is there still
 	spawnTimeout   = 15 * time.Second      // from a start of the process until its socket answers
 	socketPoll     = 5 * time.Millisecond  // between looks for the socket of a process just started
 	retryFirst     = 50 * time.Millisecond // first pause after the process was lost or a sink failed
 	retryMost      = 5 * time.Second       // longest pause, each doubles the last
+	retireEvery    = 2 * time.Second       // between looks whether a process of another build may end
 	probeWait      = 2 * time.Second       // the process answers a probe at least this often
 	rowsWait       = 20 * time.Second      // the process answers a wait for rows at least this often
 	rowsTimeout    = rowsWait + controlTimeout
@@ -51,6 +53,8 @@ type ClientOptions struct {
 	Sink     Sink  // required
 	Settings Settings
 	Log      *slog.Logger // nil: slog.Default()
+	// Build is the version of this binary. A process of another one is replaced in a moment when nothing goes through it.
+	Build string
 }
 
 // Client is the server's side of the egress process. It starts or adopts the process, connects again with growing
@@ -69,6 +73,7 @@ type Client struct {
 	tokens   map[uuid.UUID]Token
 	complete bool
 	boot     string        // of the process that has our state; "" while there is none
+	build    string        // of that one
 	ready    chan struct{} // closed while boot is set
 	lastErr  error         // why there is no process
 	unfollow func()        // ends keep's waiting on the process of boot
@@ -216,6 +221,22 @@ func (c *Client) Probe(ctx context.Context, machineID uuid.UUID) error {
 	}
 }
 
+// Boot names the egress process that has our state; "" while there is none.
+func (c *Client) Boot() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.boot
+}
+
+// Gone tells that the named process serves no more: what it carried has ended with it. It asks, since a process that has
+// just died may not be missed yet; without an answer in time there is none.
+func (c *Client) Gone(ctx context.Context, boot string) bool {
+	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
+	defer cancel()
+	h, err := c.hello(ctx)
+	return err != nil || h.Boot.String() != boot
+}
+
 func get[T any](c *Client, from map[uuid.UUID]T, id uuid.UUID) (T, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -333,10 +354,10 @@ func (c *Client) establish(ctx context.Context) error {
 	if err := c.sendState(ctx, boot); err != nil {
 		return err
 	}
-	c.log.Info("egress process ready", "boot", boot, "pid", h.PID, "since", h.StartedAt)
+	c.log.Info("egress process ready", "boot", boot, "pid", h.PID, "since", h.StartedAt, "build", h.Build)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.boot, c.lastErr = boot, nil
+	c.boot, c.build, c.lastErr = boot, h.Build, nil
 	close(c.ready)
 	return nil
 }
@@ -392,7 +413,62 @@ func (c *Client) follow(ctx context.Context, boot string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return followRows(ctx, c, boot, "requests", c.opts.Sink.Requests) })
 	g.Go(func() error { return followRows(ctx, c, boot, "usage", c.opts.Sink.Usage) })
+	g.Go(func() error { return c.retire(ctx, boot) })
 	return g.Wait()
+}
+
+// errRetired says that the process of another build has ended because it was asked to.
+var errRetired = errors.New("the egress process of another build carried nothing and was asked to end")
+
+// retire has a process of another build end as soon as nothing goes through it.
+func (c *Client) retire(ctx context.Context, boot string) error {
+	c.mu.Lock()
+	build := c.build
+	c.mu.Unlock()
+	if c.opts.Build == "" || build == c.opts.Build {
+		return nil
+	}
+	c.log.Warn("the egress process is of another build, and is replaced when nothing goes through it", "build", build, "ours", c.opts.Build)
+	tick := time.NewTicker(retireEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		c.mu.Lock()
+		complete := c.complete
+		c.mu.Unlock()
+		if !complete {
+			continue // another one would not know what lives
+		}
+		var answer retired
+		switch err := c.call(ctx, boot, http.MethodPost, "/retire", nil, &answer); {
+		case errors.Is(err, errLost):
+			return err
+		case err != nil:
+			c.log.Warn("the egress process of another build cannot be replaced while it runs: managoat down ends it", "error", err)
+			return nil
+		case answer.Ends:
+			return errRetired
+		}
+	}
+}
+
+// Running tells of which build the egress process of a directory is, if one runs.
+func Running(ctx context.Context, dir string) (build string, runs bool) {
+	path, err := socketPath(dir)
+	if err != nil {
+		return "", false
+	}
+	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
+	defer cancel()
+	hc := controlClient(path)
+	defer hc.CloseIdleConnections()
+	var h hello
+	err = control(ctx, hc, "", http.MethodGet, "/hello", nil, &h)
+	return h.Build, err == nil
 }
 
 func followRows[R any](ctx context.Context, c *Client, boot, kind string, store func(context.Context, []R) error) error {

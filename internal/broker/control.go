@@ -55,6 +55,12 @@ type hello struct {
 	Boot      uuid.UUID `json:"boot"`
 	PID       int       `json:"pid"`
 	StartedAt time.Time `json:"started_at"`
+	Build     string    `json:"build"` // of the binary it runs; "" of those that did not say
+}
+
+// retired answers a request to end that holds only while nothing goes through the process.
+type retired struct {
+	Ends bool `json:"ends"`
 }
 
 type state struct {

@@ -470,6 +470,50 @@ func TestADirectoryIsServedOnceAndIsPrivate(t *testing.T) {
 	}
 }
 
+// After an upgrade the process of the version before goes on with what it carries; it is replaced when that has ended.
+func TestAProcessOfAnotherBuildIsReplacedWhenNothingGoesThroughIt(t *testing.T) {
+	t.Parallel()
+	echo := serve(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })
+	dir := shortDir(t)
+	b := newBox(t)
+	plaintext, hash := NewToken()
+	token := Token{ID: uuid.New(), Hash: hash, MachineID: b.spec.ID, ConversationID: uuid.New(), Policy: Policy{Type: rule.Unrestricted}}
+	connect := func(version string) *Client {
+		t.Helper()
+		c, err := Connect(t.Context(), dir, ClientOptions{Spawn: spawn(t, dir, build+"="+version), Sink: newStore(), Log: quiet(), Settings: testSettings(t), Build: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(c.PutMachine(t.Context(), b.spec), c.PutToken(t.Context(), token), c.Prune(t.Context()), c.Probe(t.Context(), b.spec.ID)); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	before := connect("one")
+	boot := before.Boot()
+	tunnel := b.dial("proxy")
+	c := &conn{tunnel, bufio.NewReader(tunnel)}
+	if resp, _ := c.ask(t, fmt.Sprintf("CONNECT local.test:%d", echo), auth(plaintext)); resp.StatusCode != 200 {
+		t.Fatal(resp.Status)
+	}
+	before.Close()
+	after := connect("two")
+	defer after.Close()
+	<-time.After(2 * retireEvery)
+	fmt.Fprint(c, "POST / HTTP/1.1\r\nHost: local.test\r\nContent-Length: 2\r\n\r\nhi")
+	if resp, body := c.answer(t, "POST"); resp.StatusCode != 200 || body != "hi" || after.Boot() != boot {
+		t.Fatalf("%d %q, boot %s, was %s", resp.StatusCode, body, after.Boot(), boot)
+	}
+	c.Close()
+	eventually(t, "another process", func() bool { return after.Boot() != boot && after.Boot() != "" })
+	if version, runs := Running(t.Context(), dir); version != "two" || !runs {
+		t.Errorf("build %q runs: %v", version, runs)
+	}
+	if err := after.Probe(t.Context(), b.spec.ID); err != nil {
+		t.Errorf("it does not know the machine: %v", err)
+	}
+}
+
 func TestAProcessThatNobodyNeedsEnds(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)

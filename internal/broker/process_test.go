@@ -34,6 +34,7 @@ const (
 	asEgress = "MANAGOAT_TEST_EGRESS"   // directory
 	asServer = "MANAGOAT_TEST_SERVER"   // JSON of serverRun
 	machines = "MANAGOAT_TEST_MACHINES" // directory of the local provider, for the egress process
+	build    = "MANAGOAT_TEST_BUILD"    // of the egress process
 	needless = "MANAGOAT_TEST_NEEDLESS" // after which an egress process without machine and server ends
 )
 
@@ -51,6 +52,7 @@ func egressMain(dir string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	o := Options{Dir: dir, Dial: dialGuest, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	o.Build = os.Getenv(build)
 	if text := os.Getenv(needless); text != "" {
 		o.needless, _ = time.ParseDuration(text)
 	}

@@ -41,6 +41,8 @@ type Options struct {
 	// Dial opens a byte stream to the guest of a machine: sandbox.Provider.Guest of the named provider.
 	Dial func(ctx context.Context, provider, ref string) (net.Conn, error)
 	Log  *slog.Logger // nil: slog.Default()
+	// Build is the version of this binary.
+	Build string
 
 	needless time.Duration // 0: needlessTime
 }
@@ -101,7 +103,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	defer end()
 	p := &process{
 		o: o, log: o.Log, live: live,
-		hello:    hello{Version: ControlVersion, Boot: uuid.New(), PID: os.Getpid(), StartedAt: time.Now()},
+		hello:    hello{Version: ControlVersion, Boot: uuid.New(), PID: os.Getpid(), StartedAt: time.Now(), Build: o.Build},
 		machines: map[uuid.UUID]*machine{}, byHash: map[[32]byte]*liveToken{}, byID: map[uuid.UUID]*liveToken{},
 	}
 	p.lastCall = p.hello.StartedAt
@@ -234,6 +236,18 @@ func (p *process) needless(since time.Duration) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return len(p.machines) == 0 && p.calls == 0 && time.Since(p.lastCall) > since
+}
+
+// quiet tells that no connection of any machine is open.
+func (p *process) quiet() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for _, m := range p.machines {
+		if m.open.Load() > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // close ends everything; what is open may finish until ctx ends.
@@ -490,6 +504,14 @@ func (p *process) control(stop context.CancelFunc) http.Handler {
 			return err
 		}
 		p.removeToken(id)
+		return nil
+	})
+	mine("POST /retire", func(w http.ResponseWriter, r *http.Request) error {
+		ends := p.quiet()
+		reply(w, retired{ends})
+		if ends {
+			stop() // what comes in this moment may still finish
+		}
 		return nil
 	})
 	mine("GET /rows/requests", rows(p.requests))

@@ -26,6 +26,8 @@ type Config struct {
 
 	AppDatabaseURL      string
 	PlatformDatabaseURL string
+	DatabasePooler      string
+	DatabaseConnections int
 	PGBin               string
 	MasterKey           string
 	RuntimesDir         string
@@ -60,6 +62,9 @@ type Config struct {
 	LogLevel       string
 	LogFormat      string
 }
+
+// maxConnections are more than any PostgreSQL gives a server.
+const maxConnections = 1000
 
 // Lifetimes beyond these are slips of the keyboard.
 const (
@@ -96,6 +101,8 @@ var Settings = []Setting{
 	{Flag: "database-url", Help: "a PostgreSQL that is already there, 15 or newer (default: an embedded one under the data directory)", bind: text(func(c *Config) *string { return &c.DatabaseURL }), check: func(c *Config) error { return pgURL(c.DatabaseURL) }},
 	{Flag: "app-database-url", Help: "the app login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.AppDatabaseURL }), check: func(c *Config) error { return pgURL(c.AppDatabaseURL) }},
 	{Flag: "platform-database-url", Help: "the platform login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.PlatformDatabaseURL }), check: func(c *Config) error { return pgURL(c.PlatformDatabaseURL) }},
+	{Flag: "database-pooler", Help: "host:port, or directory:port of a socket, of a PgBouncer before database-url, in any mode but statement; migrations and notifications go to database-url all the same", bind: text(func(c *Config) *string { return &c.DatabasePooler }), check: func(c *Config) error { return pooler(c) }},
+	{Flag: "database-connections", Default: "16", Help: "connections to the database that the server's statements share; a few more are the platform login's and the notifications'", bind: number(func(c *Config) *int { return &c.DatabaseConnections }), check: between(1, maxConnections, func(c *Config) int { return c.DatabaseConnections })},
 	{Flag: "pg-bin", Help: "directory of PostgreSQL's server binaries (default: the newest installed)", bind: text(func(c *Config) *string { return &c.PGBin })},
 	{Flag: "master-key", Help: "32 bytes, hex or base64, that seal every secret (default: a key file made in the data directory)", bind: text(func(c *Config) *string { return &c.MasterKey })},
 	{Flag: "runtimes-dir", Help: "where adapters are installed, shared by all data directories of a host", Default: defaultRuntimes(), bind: text(func(c *Config) *string { return &c.RuntimesDir })},
@@ -284,6 +291,19 @@ func pgURL(s string) error {
 	// The URL itself stays out of the message: it holds a password.
 	if u, err := url.Parse(s); err != nil || (u.Scheme != "postgres" && u.Scheme != "postgresql") {
 		return errors.New("must be of the form postgres://user:password@host:port/name")
+	}
+	return nil
+}
+
+func pooler(c *Config) error {
+	if c.DatabasePooler == "" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(c.DatabasePooler); err != nil {
+		return errors.New("must be host:port")
+	}
+	if c.DatabaseURL == "" {
+		return errors.New("needs database-url: nothing stands between a server and its own PostgreSQL")
 	}
 	return nil
 }

@@ -38,6 +38,7 @@ type adapter struct {
 	Images  bool       `json:"images"`  // they may hold images
 	TurnID  *uuid.UUID `json:"turn_id"` // the last turn whose prompt it got
 	Prompt  int64      `json:"prompt"`  // the number of that request
+	Egress  string     `json:"egress"`  // the egress process that carried it
 
 	Token  sealed        `json:"token"`  // for the broker
 	Key    *sealed       `json:"key"`    // for our API; nil when it has none

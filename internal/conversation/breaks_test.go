@@ -11,7 +11,7 @@ import (
 
 // breaks runs a turn of claude whose model's stream is broken by what the test does once half of the answer came, and
 // sees that the turn says so, that the model was asked once, and that the conversation goes on.
-func breaks(t *testing.T, then func(w *conversationtest.World), rest ...testworld.Step) {
+func breaks(t *testing.T, status, reason string, then func(w *conversationtest.World), rest ...testworld.Step) {
 	t.Helper()
 	w := conversationtest.New(t)
 	conversationtest.InstallClaude(t)
@@ -26,8 +26,8 @@ func breaks(t *testing.T, then func(w *conversationtest.World), rest ...testworl
 	then(w)
 	gate.Open()
 	turn := w.Ended(c, 1)
-	if turn.Status != conversation.Failed && turn.Status != conversation.Interrupted || turn.Error == nil {
-		t.Errorf("the turn is %s, %+v", turn.Status, turn.Error)
+	if got := turn.Reason; turn.Status != status || turn.Error == nil || (got == nil) != (reason == "") || got != nil && *got != reason {
+		t.Errorf("the turn is %s, %v, %+v", turn.Status, got, turn.Error)
 	}
 	if n := len(w.Outside.Model.Calls()); n != 1 {
 		t.Errorf("the model was asked %d times", n)
@@ -39,10 +39,10 @@ func breaks(t *testing.T, then func(w *conversationtest.World), rest ...testworl
 
 func TestAModelThatHangsUpInItsAnswerIsNotAskedAgain(t *testing.T) {
 	t.Parallel()
-	breaks(t, func(*conversationtest.World) {}, testworld.HangUp())
+	breaks(t, conversation.Failed, "", func(*conversationtest.World) {}, testworld.HangUp())
 }
 
-func TestAnEgressProcessThatDiesUnderAnAnswerEndsTheTurnAndNothingIsAskedAgain(t *testing.T) {
+func TestAnEgressProcessThatDiesUnderAnAnswerInterruptsTheTurnAndNothingIsAskedAgain(t *testing.T) {
 	t.Parallel()
-	breaks(t, (*conversationtest.World).KillEgress, testworld.Say("an answer."))
+	breaks(t, conversation.Interrupted, conversation.ByEgressRestart, (*conversationtest.World).KillEgress, testworld.Say("an answer."))
 }

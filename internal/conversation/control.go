@@ -25,6 +25,7 @@ const (
 	ByWithdrawal      = "withdrawn"               // it was queued and taken back
 	ByTermination     = "conversation_terminated" // its conversation was ended
 	ByInstanceRestart = "instance_restarted"      // the server restarted and nothing of it could be found
+	ByEgressRestart   = "egress_restarted"        // the host's egress process ended, and with it the model's answer
 	ByParking         = workspace.MachineParked   // its machine parked under it, at the end of its lifetime
 )
 

@@ -35,6 +35,8 @@ const resource = "conversation"
 type Tokens interface {
 	PutToken(ctx context.Context, t broker.Token) error
 	RemoveToken(ctx context.Context, id uuid.UUID) error
+	Boot() string
+	Gone(ctx context.Context, boot string) bool
 }
 
 // Options of the service. All but Log are required.

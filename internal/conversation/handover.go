@@ -58,7 +58,7 @@ func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInp
 	remasked.Go(func() { p.remask(ctx) })
 	defer remasked.Wait()
 	a := p.next()
-	a.TurnID, a.Prompt = nil, p.peer.NextID()
+	a.TurnID, a.Prompt, a.Egress = nil, p.peer.NextID(), p.s.o.Broker.Boot()
 	var params map[string]any
 	err := p.s.db.InTenant(ctx, p.tenant, func(tx db.Tx) (err error) {
 		if err := p.handTx(ctx, tx, actor, in, t, &a); err != nil {

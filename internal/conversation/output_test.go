@@ -261,3 +261,21 @@ func TestWhatAgentsPrint(t *testing.T) {
 		}
 	})
 }
+
+// An agent names the terminal in a tool call only after the command began: what it printed until then is not kept back
+// until it prints more, which may be never.
+func TestWhatACommandPrintsBeforeItsToolCallIsShownWhileItRuns(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	c := w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID
+	w.Prompt(c, "late echo early; until test -e /tmp/go; do sleep 0.02; done; echo done")
+	w.Until("the first words", func() bool {
+		outputs := conversationtest.Bodies[transcript.ToolOutputBody](w, c, transcript.ToolOutput)
+		return len(outputs) == 1 && outputs[0].Text == "early\n"
+	})
+	touch(t, w, *ws, "/tmp/go")
+	must(t, w.Ended(c, 1), conversation.Completed, "")
+	if r := conversationtest.Bodies[transcript.ToolResultBody](w, c, transcript.ToolResult); len(r) != 1 || r[0].Output != "early\ndone\n" || r[0].ExitCode == nil || *r[0].ExitCode != 0 {
+		t.Errorf("result %+v", r)
+	}
+}

@@ -209,7 +209,7 @@ func (p *process) answer(m acp.Message, end int64) {
 	id, ok := acp.IDOf(m)
 	if ok && p.turn != nil && id == p.committed.Prompt {
 		p.pos = end
-		p.finish(answered(m))
+		p.finish(p.cut(answered(m)))
 		return
 	}
 	p.peer.Deliver(m)

@@ -54,10 +54,12 @@ type terminal struct {
 	shown     bool // a tool call has named it
 }
 
-// bind shows a terminal's command in a tool call.
-func (t *terminals) bind(id string, c *toolCall) {
-	if term := t.open[id]; term != nil && term.call == nil {
-		term.call, term.shown = c, true
+// bind shows a terminal's command in a tool call, with what it printed, and how it ended, before the call named it.
+func (p *process) bind(id string, c *toolCall) {
+	if t := p.terms.open[id]; t != nil && t.call == nil {
+		t.call, t.shown = c, true
+		p.showUnbound(t)
+		c.note(t)
 	}
 }
 
@@ -167,7 +169,6 @@ func (p *process) terminalSays(id string, c guest.Chunk) {
 		t.unbound = append(t.unbound, c.Data[:min(len(c.Data), max(0, unboundOutput-len(t.unbound)))]...)
 		return
 	}
-	p.showUnbound(t)
 	p.toolSays(t.call, string(c.Stream), string(c.Data), false)
 	t.call.note(t)
 }
@@ -200,7 +201,6 @@ func (p *process) terminalEnded(id string, exit guest.Exit) {
 	}
 	t.exit = &exit
 	if t.call != nil {
-		p.showUnbound(t)
 		t.call.note(t)
 	}
 	for _, waiter := range t.waiters {

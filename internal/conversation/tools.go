@@ -154,7 +154,7 @@ func (p *process) tool(m acp.Message, line []byte, u sdk.SessionToolCallUpdate) 
 	}
 	for _, content := range c.Content {
 		if content.Terminal != nil {
-			p.terms.bind(content.Terminal.TerminalId, c)
+			p.bind(content.Terminal.TerminalId, c)
 		}
 	}
 	if c.done() && !(p.turn != nil && p.turn.stopping.Load()) { // else its command is still ending: with the turn

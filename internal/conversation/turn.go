@@ -181,6 +181,8 @@ func (t *turn) drive(ctx context.Context) error {
 		return context.Cause(ctx)
 	case errors.Is(err, errWithdrawn), errors.Is(err, errFenced):
 		return err
+	case db.Away(err):
+		return err // the prompt was not sent: the turn is begun again when PostgreSQL is back
 	case errors.Is(err, errInterrupted):
 		return t.settle(ctx, ending{status: Interrupted, reason: t.reason(ctx)}, nil)
 	}
@@ -255,7 +257,7 @@ func (t *turn) send(ctx context.Context, p *process) error {
 	var remasked sync.WaitGroup
 	remasked.Go(func() { p.remask(ctx) })
 	ok := p.do(ctx, func() {
-		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.TurnID, a.Prompt = &t.row.ID, id }, func(tx db.Tx) error {
+		err = p.checkpoint(ctx, t.op, func(a *adapter) { a.TurnID, a.Prompt, a.Egress = &t.row.ID, id, t.s.o.Broker.Boot() }, func(tx db.Tx) error {
 			if !t.begun {
 				if err := t.beginTx(ctx, tx, ForModel, true); err != nil {
 					return err
@@ -421,6 +423,16 @@ func stopWords(reason string) string {
 		return "it was cancelled by nobody here"
 	}
 	return "it gave the reason " + reason
+}
+
+// cut is how a turn ends whose agent failed: where the egress process ended under it, and with that the model's answer,
+// it is neither the agent's failure nor the model's.
+func (p *process) cut(e ending) ending {
+	if e.status != Failed || e.stopReason != "" || p.committed.Egress == "" || !p.s.o.Broker.Gone(p.ctx, p.committed.Egress) {
+		return e
+	}
+	e.status, e.reason = Interrupted, ByEgressRestart
+	return e
 }
 
 // ending is how a turn ends whose runtime has ended, or cannot be reached any more.

@@ -2,17 +2,23 @@ package story
 
 import (
 	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"managoat/db/dbtest"
+	"managoat/internal/client"
 	"managoat/internal/testworld"
 )
 
@@ -132,6 +138,30 @@ func TestMachinesAndSessionsOutliveTheirServerHoweverItEnds(t *testing.T) {
 	})
 	sameMachine()
 
+	// PostgreSQL is killed under a turn, and the server goes on: first with one of its own, then, since it is killed itself and
+	// leaves PostgreSQL running, with one that it found.
+	for _, says := range []string{"five and a half", "five and more"} {
+		turn(says, func(goOn func()) {
+			was, err := s.postgreSQL()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			goOn()
+			until(t, "another PostgreSQL", func() bool {
+				pid, err := s.postgreSQL()
+				return err == nil && pid != was && ask(t, http.DefaultClient, "GET", s.url+"/health/ready", "", "", nil).status == http.StatusOK
+			})
+		})
+		if err := s.stop(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		back()
+	}
+	sameMachine()
+
 	// Killed as a service is, with everything that it started and that is in its group: PostgreSQL and the egress process
 	// too, but no machine.
 	if err := s.stop(syscall.SIGTERM); err != nil {
@@ -189,15 +219,44 @@ func TestMachinesAndSessionsOutliveTheirServerHoweverItEnds(t *testing.T) {
 	}
 }
 
-func TestAServerWorksOnAPostgreSQLThatIsAlreadyThere(t *testing.T) {
+// With one connection and a PgBouncer between, which gives each transaction another one: a worse way to a database there
+// is not.
+func TestAServerWorksOnAPostgreSQLThatIsAlreadyThereBehindAPooler(t *testing.T) {
 	t.Parallel()
-	s, world := own(t, "MANAGOAT_DATABASE_URL="+dbtest.Empty(t))
+	s, world := own(t, "MANAGOAT_DATABASE_URL="+dbtest.Empty(t), "MANAGOAT_DATABASE_POOLER="+dbtest.PgBouncer(t), "MANAGOAT_DATABASE_CONNECTIONS=1")
 	a := s.account(t)
 	a.credential(world)
-	world.Model.Script("where are you", testworld.Reply{testworld.Say("Here.")})
+	gate := testworld.NewGate()
+	defer gate.Open()
+	world.Model.Script("where are you", testworld.Reply{testworld.Say("Here"), testworld.Wait(gate), testworld.Say(".")})
 	w := a.workspace(a.environment(body{"setup_script": "echo built > /home/sprite/built\n"}))
 	id := a.launch(a.claude(nil), body{"workspace_id": w.ID, "prompt": "where are you?"}).ID
+	var events []Event
+	ended := make(chan error, 1)
+	go func() { // which sees a word while the turn runs, and the rest
+		ended <- a.Follow(t.Context(), "/api/conversations/"+id+"/stream", "", func(f client.Frame) error {
+			if f.Event == client.Opened {
+				return nil
+			}
+			var e Event
+			if err := json.Unmarshal(f.Data, &e); err != nil {
+				return err
+			}
+			events = append(events, e)
+			if e.Type == "message" {
+				gate.Open()
+			}
+			if e.Type == "stage" && e.Body.Stage == "turn" {
+				return errSeen
+			}
+			return nil
+		})
+	}()
 	a.completed(id, 1)
+	if err := <-ended; !errors.Is(err, errSeen) {
+		t.Errorf("the stream ended: %v", err)
+	}
+	sameRows(t, "the live stream", events, a.events(id, 500))
 	if err := s.stop(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +269,53 @@ func TestAServerWorksOnAPostgreSQLThatIsAlreadyThere(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(s.dir, "pg")); err == nil {
 		t.Error("it started a PostgreSQL of its own")
+	}
+}
+
+// errSeen ends a stream of which a test has seen enough.
+var errSeen = errors.New("seen")
+
+func TestThreeServersThatStartAtOnceOnAnEmptyDatabaseAllComeUp(t *testing.T) {
+	t.Parallel()
+	common.open(t)
+	key := make([]byte, 32)
+	rand.Read(key)
+	environ := []string{"MANAGOAT_DATABASE_URL=" + dbtest.Empty(t), "MANAGOAT_MASTER_KEY=" + hex.EncodeToString(key)}
+	var servers []*Server
+	var starting sync.WaitGroup
+	for range 3 {
+		dir, err := os.MkdirTemp(common.dir, "three")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newServer(filepath.Join(dir, "data"), environ...)
+		servers = append(servers, s)
+		t.Cleanup(func() {
+			if err := errors.Join(s.down(), s.leftovers()); err != nil {
+				t.Error(err)
+			}
+			os.RemoveAll(dir)
+		})
+		starting.Go(func() {
+			if err := s.start(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	starting.Wait()
+	if t.Failed() {
+		return
+	}
+	for _, s := range servers {
+		until(t, "the first start's link", func() bool { return strings.Contains(s.greeting.String(), s.url+"/setup?token=") })
+	}
+	a := servers[0].account(t)
+	for _, s := range servers {
+		if got := ask(t, http.DefaultClient, "GET", s.url+"/health/ready", "", "", nil); got.status != http.StatusOK {
+			t.Errorf("%s: %d %s", s.url, got.status, got.body)
+		}
+		a.server = s
+		a.moved() // signs in there
 	}
 }
 

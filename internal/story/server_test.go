@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -174,9 +175,19 @@ func (s *Server) stop(signal syscall.Signal) error {
 	}
 }
 
+// postgreSQL is the process of the server's own PostgreSQL.
+func (s *Server) postgreSQL() (int, error) {
+	b, err := os.ReadFile(filepath.Join(s.dir, "pg/data/postmaster.pid"))
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(b), "\n")
+	return strconv.Atoi(first)
+}
+
 // down is `managoat down`, which ends the server if it runs.
 func (s *Server) down() error {
-	if _, err := os.Stat(filepath.Join(s.dir, "master.key")); err != nil {
+	if !exists(filepath.Join(s.dir, "master.key")) && !exists(filepath.Join(s.dir, "host-id")) {
 		return nil // it never got that far
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)

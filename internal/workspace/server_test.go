@@ -2,6 +2,7 @@ package workspace_test
 
 import (
 	"context"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -88,6 +89,108 @@ func TestADeleteWhoseServerWasKilledIsFinished(t *testing.T) {
 	}
 	w.Start(t, w.Host).Run(t)
 	gone(t, w, ws.ID)
+}
+
+// A server is killed while it parks a machine, before it stopped it and after, and while it removes the files of another:
+// the next one finishes all three, and touches nothing else.
+func TestParksAndADeleteInTheMiddleOfWhichTheServerWasKilledAreFinished(t *testing.T) {
+	t.Parallel()
+	w := workspacetest.Quiet(t, func(h *workspacetest.Host) {
+		h.Lives = workspace.Lifetimes{Idle: 48 * time.Hour, Ceiling: 24 * time.Hour}
+	})
+	first := workspacetest.Spawn(t, w.Host, 0)
+	env := makeEnvironment(t, w, script("echo kept > ~/file; mkdir ~/many && cd ~/many && touch {1..60000}"))
+	idle, old, deleted := create(t, w, env), create(t, w, env), create(t, w, env)
+	for _, ws := range []*workspace.Workspace{&idle, &old, &deleted} {
+		*ws = ready(t, w, ws.ID)
+	}
+	foreign, err := w.Provider.Create(t.Context(), sandbox.Spec{Name: "foreign-" + uuid.NewString(), Hostname: "x", Labels: map[string]string{sandbox.LabelInstance: "another " + w.Host.Instance}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Provider.Destroy(context.Background(), foreign.ID) })
+	state := func(ws workspace.Workspace) sandbox.State {
+		t.Helper()
+		info, err := w.Provider.Inspect(t.Context(), "mg-"+ws.SandboxID.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.State
+	}
+
+	// Their time is over. The parks begin, and come as far as to a row that somebody else holds: the idle machine's before
+	// it is stopped, since its turns are looked at once more, the other's when that is to be written down.
+	change(t, w, "update machines set woken_at = woken_at - interval '50 hours' where id = $1", idle.SandboxID)
+	change(t, w, "update machines set woken_at = woken_at - interval '25 hours' where id = $1", old.SandboxID)
+	if err := w.Workspaces.ParkDue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	held, looks := w.Instance.Owner(t), w.Instance.Owner(t)
+	if _, err := held.Exec(t.Context(), "begin"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := held.Exec(t.Context(), "select from workspaces where id = any($1) for update", []uuid.UUID{idle.ID, old.ID}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "both parks to be under way", func() bool {
+		var n int
+		if err := looks.QueryRow(t.Context(), "select count(*) from operations where kind = 'park' and state = 'running' and owner is not null").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n == 2 && state(old) == sandbox.Stopped
+	})
+	if err := w.Workspaces.Delete(t.Context(), w.Owner.Actor, deleted.ID); err != nil {
+		t.Fatal(err)
+	}
+	trash := func() []string {
+		left, err := filepath.Glob(filepath.Join(w.Host.Machines, "trash", "mg-"+deleted.SandboxID.String()+"*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return left
+	}
+	eventually(t, "the files to be removed", func() bool { return len(trash()) > 0 })
+	first.Kill()
+	if len(trash()) == 0 || state(idle) != sandbox.Running || state(old) != sandbox.Stopped {
+		t.Fatalf("it was not killed in the middle: %v, %s, %s", trash(), state(idle), state(old))
+	}
+	if _, err := held.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+
+	w.Start(t, w.Host).Run(t)
+	for _, ws := range []workspace.Workspace{idle, old} {
+		if got := is(t, w, ws.ID, machine.Suspended); got.WaitingReason == "" || state(ws) != sandbox.Stopped {
+			t.Errorf("parked without a reason: %+v, %s", got, state(ws))
+		}
+	}
+	gone(t, w, deleted.ID)
+	eventually(t, "the last files to be removed", func() bool { return len(trash()) == 0 })
+	infos, err := w.Provider.List(t.Context(), map[string]string{sandbox.LabelInstance: w.Host.Instance})
+	if err != nil || len(infos) != 2 {
+		t.Errorf("its machines: %+v %v", infos, err)
+	}
+	if groups := groupsOf(t, "mg-"+deleted.SandboxID.String()); len(groups) > 0 {
+		t.Errorf("its control groups: %v", groups)
+	}
+	if info, err := w.Provider.Inspect(t.Context(), foreign.ID); err != nil || info.State != sandbox.Stopped {
+		t.Errorf("another instance's machine: %+v %v", info, err)
+	}
+}
+
+// groupsOf are the control groups of a machine.
+func groupsOf(t *testing.T, machine string) (found []string) {
+	t.Helper()
+	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), machine+".") {
+			found = append(found, path)
+		}
+		return nil // groups come and go
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
 }
 
 // After a restart the machines that run are told to the egress process, those that stopped are parked, and those that

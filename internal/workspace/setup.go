@@ -231,7 +231,7 @@ func (r *setup) step(ctx context.Context, name string, run func(context.Context)
 	r.tell(ctx, StageEvent{Step: name, State: StageStarted})
 	r.out = r.print(ctx, name)
 	note, skipped, failed := run(ctx)
-	if failed != nil && ctx.Err() == nil && !errors.Is(failed, operation.ErrLost) {
+	if failed != nil && ctx.Err() == nil && !errors.Is(failed, operation.ErrLost) && !db.Away(failed) { // with PostgreSQL away nothing failed: it begins again
 		failure = r.failure(ctx, name, failed)
 	}
 	if err := r.out.close(ctx); err != nil {

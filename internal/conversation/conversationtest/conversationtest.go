@@ -20,6 +20,7 @@ import (
 	"github.com/google/uuid"
 
 	"managoat/db"
+	"managoat/db/dbtest"
 	"managoat/internal/agent"
 	"managoat/internal/broker"
 	"managoat/internal/conversation"
@@ -148,8 +149,9 @@ func serveEgress(machines, dir string) int {
 type World struct {
 	*identitytest.Instance
 	*Server
-	Outside *testworld.World
-	Owner   identitytest.Account
+	Outside  *testworld.World
+	Owner    identitytest.Account
+	Postgres *dbtest.Postgres // with Options.Postgres
 
 	tb   testing.TB
 	host uuid.UUID
@@ -163,6 +165,8 @@ type Options struct {
 	Limits  sandbox.Limits
 	Prompts int // a minute; 0: 1000
 	Lives   workspace.Lifetimes
+
+	Postgres bool // the world has a PostgreSQL of its own, which the test may take away
 }
 
 // Server is a server's services on the world's host.
@@ -194,9 +198,16 @@ func New(tb testing.TB, options ...Options) *World {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { os.RemoveAll(dir) })
-	w := &World{Instance: identitytest.New(tb), Outside: testworld.New(tb), tb: tb, host: uuid.New(), dir: dir, name: "test-" + uuid.NewString()}
+	w := &World{Outside: testworld.New(tb), tb: tb, host: uuid.New(), dir: dir, name: "test-" + uuid.NewString()}
 	if len(options) > 0 {
 		w.opts = options[0]
+	}
+	if w.opts.Postgres {
+		var d *dbtest.Database
+		d, w.Postgres = dbtest.Own(tb)
+		w.Instance = identitytest.On(tb, slog.New(slog.DiscardHandler), d)
+	} else {
+		w.Instance = identitytest.New(tb)
 	}
 	w.Owner = w.Account(tb)
 	tb.Cleanup(w.close)

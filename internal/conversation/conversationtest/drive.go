@@ -191,8 +191,8 @@ func (w *World) machine(workspaceID uuid.UUID) string {
 // Page is the first page of a list.
 var Page = input.Page{}
 
-// DuringSetup runs a command as sprite in a machine that is still being set up.
-func (w *World) DuringSetup(workspaceID uuid.UUID, command string) {
+// InSetup is the guest of a machine that is still being set up.
+func (w *World) InSetup(workspaceID uuid.UUID) *guest.Client {
 	w.tb.Helper()
 	ws, err := w.Workspaces.Get(w.tb.Context(), w.Owner.Actor, workspaceID)
 	if err != nil || ws.SandboxID == nil {
@@ -202,6 +202,13 @@ func (w *World) DuringSetup(workspaceID uuid.UUID, command string) {
 	if err != nil {
 		w.tb.Fatal(err)
 	}
+	return g
+}
+
+// DuringSetup runs a command as sprite in a machine that is still being set up.
+func (w *World) DuringSetup(workspaceID uuid.UUID, command string) {
+	w.tb.Helper()
+	g := w.InSetup(workspaceID)
 	if _, errs, exit, err := g.Run(w.tb.Context(), guest.Exec{ID: uuid.NewString(), Argv: []string{"bash", "-c", command}, User: guest.Sprite, Spool: guest.SpoolLog}); err != nil || exit.Code != 0 {
 		w.tb.Fatalf("%s: %+v %v %s", command, exit, err, errs)
 	}
@@ -224,6 +231,22 @@ func (w *World) KillEgress() {
 		w.tb.Fatal(cerr, err)
 	}
 	if err := unix.Kill(int(peer.Pid), unix.SIGKILL); err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+// KillGuest ends the first process of a workspace's machine as the kernel does that needs memory.
+func (w *World) KillGuest(workspaceID uuid.UUID) {
+	w.tb.Helper()
+	raw, err := os.ReadFile(filepath.Join(shared.machines, "machines", w.machine(workspaceID), "run.json"))
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	var run struct{ Pid int }
+	if err := json.Unmarshal(raw, &run); err != nil || run.Pid <= 1 {
+		w.tb.Fatal(run, err)
+	}
+	if err := unix.Kill(run.Pid, unix.SIGKILL); err != nil {
 		w.tb.Fatal(err)
 	}
 }

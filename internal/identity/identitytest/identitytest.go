@@ -40,7 +40,13 @@ func New(tb testing.TB) *Instance {
 // NewWith is New with a log and options of the pool.
 func NewWith(tb testing.TB, log *slog.Logger, opts db.Options) *Instance {
 	tb.Helper()
-	i := &Instance{Database: dbtest.NewWith(tb, opts)}
+	return On(tb, log, dbtest.NewWith(tb, opts))
+}
+
+// On makes an instance on a database.
+func On(tb testing.TB, log *slog.Logger, d *dbtest.Database) *Instance {
+	tb.Helper()
+	i := &Instance{Database: d}
 	var err error
 	if i.Keys, err = secret.Open([]byte("a master key of 32 bytes, really!")[:secret.KeySize]); err != nil {
 		tb.Fatal(err)

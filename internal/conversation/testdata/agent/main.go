@@ -193,7 +193,13 @@ func prompt(m message) {
 			}, "toolCall": map[string]any{"toolCallId": arg, "title": "Run " + arg, "kind": "execute", "rawInput": map[string]any{"command": arg}}})
 			say("agent_message_chunk", message, string(a.Result))
 		case "terminal":
-			terminal(arg)
+			terminal(arg, func(string) {})
+		case "late": // the same, named when the command has printed something
+			terminal(arg, func(id string) {
+				for strings.Contains(string(ask("terminal/output", map[string]any{"terminalId": id}).Result), `"output":""`) {
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
 		case "hidden": // a command that no tool call shows
 			a := ask("terminal/create", map[string]any{"command": "bash", "args": []string{"-c", arg}})
 			id := idOf(a)
@@ -299,9 +305,10 @@ func idOf(m message) string {
 	return r.ID
 }
 
-// terminal runs a command through the client and shows it in a tool call.
-func terminal(command string) {
+// terminal runs a command through the client and shows it in a tool call, once before returns.
+func terminal(command string, before func(id string)) {
 	id := idOf(ask("terminal/create", map[string]any{"command": "bash", "args": []string{"-c", command}, "outputByteLimit": 1000}))
+	before(id)
 	tool("t-"+id, "in_progress", []any{map[string]any{"type": "terminal", "terminalId": id}})
 	exit := ask("terminal/wait_for_exit", map[string]any{"terminalId": id})
 	output := ask("terminal/output", map[string]any{"terminalId": id})
