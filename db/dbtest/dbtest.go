@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"os/exec"
@@ -102,18 +103,20 @@ func NewWith(tb testing.TB, opts db.Options) *Database {
 // Postgres is a PostgreSQL of one test's own.
 type Postgres struct {
 	dir     string
+	ahead   time.Duration
 	running *db.Embedded
 }
 
-// Own returns a fresh, migrated database on a PostgreSQL that the test may take away. Both go with the test.
-func Own(tb testing.TB) (*Database, *Postgres) {
+// Own returns a fresh, migrated database on a PostgreSQL that the test may take away, and whose clock is ahead of
+// everybody else's (or behind them). Both go with the test.
+func Own(tb testing.TB, ahead time.Duration) (*Database, *Postgres) {
 	tb.Helper()
 	ctx := context.Background()
 	dir, err := Directory()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &Postgres{dir: dir}
+	p := &Postgres{dir: dir, ahead: ahead}
 	tb.Cleanup(func() {
 		if err := errors.Join(db.StopEmbedded(ctx, filepath.Join(dir, "pg")), os.RemoveAll(dir)); err != nil {
 			tb.Error(err)
@@ -147,9 +150,35 @@ func (p *Postgres) Kill(tb testing.TB) {
 func (p *Postgres) Start(tb testing.TB) {
 	tb.Helper()
 	var err error
-	if p.running, err = Serve(context.Background(), p.dir, "synchronous_commit=on"); err != nil {
+	if p.running, err = serve(context.Background(), p.dir, p.ahead, "synchronous_commit=on"); err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// withClock makes a directory of PostgreSQL's programs under dir, with a server that reads another time.
+func withClock(dir, bin string, ahead time.Duration) (string, error) {
+	libraries, err := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
+	if err != nil || len(libraries) == 0 {
+		return "", errors.New("libfaketime is not installed")
+	}
+	to := filepath.Join(dir, "bin")
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return "", err
+	}
+	programs, err := os.ReadDir(bin)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range programs {
+		if err := os.Symlink(filepath.Join(bin, p.Name()), filepath.Join(to, p.Name())); err != nil && !errors.Is(err, fs.ErrExist) {
+			return "", err
+		}
+	}
+	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s FAKETIME=%+.0fs DONT_FAKE_MONOTONIC=1 exec %s \"$@\"\n", libraries[0], ahead.Seconds(), filepath.Join(bin, "postgres"))
+	if err := os.Remove(filepath.Join(to, "postgres")); err != nil {
+		return "", err
+	}
+	return to, os.WriteFile(filepath.Join(to, "postgres"), []byte(script), 0o755)
 }
 
 // Empty returns the owner's URL of a new database that nothing was migrated into.
@@ -233,11 +262,18 @@ func Directory() (string, error) {
 
 // Serve starts a PostgreSQL under dir that is fast rather than safe: it would not survive a crash of its host, and after one
 // of its own it could lack what was committed last, unless settings say otherwise.
-func Serve(ctx context.Context, dir string, settings ...string) (*db.Embedded, error) {
+func Serve(ctx context.Context, dir string) (*db.Embedded, error) { return serve(ctx, dir, 0) }
+
+func serve(ctx context.Context, dir string, ahead time.Duration, settings ...string) (*db.Embedded, error) {
 	pgDir := filepath.Join(dir, "pg")
 	bin, err := db.FindBinaries(pgDir, os.Getenv("MANAGOAT_PG_BIN"), "")
 	if err != nil {
 		return nil, err
+	}
+	if ahead != 0 {
+		if bin, err = withClock(dir, bin, ahead); err != nil {
+			return nil, err
+		}
 	}
 	return db.StartEmbedded(ctx, pgDir, bin, append([]string{"fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "max_connections=1000"}, settings...)...)
 }

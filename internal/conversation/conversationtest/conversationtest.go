@@ -166,7 +166,8 @@ type Options struct {
 	Prompts int // a minute; 0: 1000
 	Lives   workspace.Lifetimes
 
-	Postgres bool // the world has a PostgreSQL of its own, which the test may take away
+	Postgres bool          // the world has a PostgreSQL of its own, which the test may take away
+	Ahead    time.Duration // and whose clock is this far ahead of the server's
 }
 
 // Server is a server's services on the world's host.
@@ -204,7 +205,7 @@ func New(tb testing.TB, options ...Options) *World {
 	}
 	if w.opts.Postgres {
 		var d *dbtest.Database
-		d, w.Postgres = dbtest.Own(tb)
+		d, w.Postgres = dbtest.Own(tb, w.opts.Ahead)
 		w.Instance = identitytest.On(tb, slog.New(slog.DiscardHandler), d)
 	} else {
 		w.Instance = identitytest.New(tb)
