@@ -116,6 +116,8 @@ func waitingText(w conversation.Waiting) string {
 			return "Waiting to begin"
 		}
 		return "Queued behind turn " + w.Detail
+	case conversation.ForHost:
+		return "Waiting for the server whose host runs the machine: it is away"
 	case conversation.ForSetup:
 		if w.Detail != "" {
 			return "Waiting for the setup: " + views.StepWord(w.Detail)

@@ -179,7 +179,7 @@ func (t *turn) drive(ctx context.Context) error {
 		return t.await(ctx, p)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, errWithdrawn), errors.Is(err, errFenced):
+	case errors.Is(err, errWithdrawn), errors.Is(err, errFenced), errors.Is(err, workspace.ErrElsewhere):
 		return err
 	case errors.Is(err, errInterrupted):
 		return t.settle(ctx, ending{status: Interrupted, reason: t.reason(ctx)}, nil)

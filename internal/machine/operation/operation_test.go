@@ -14,6 +14,7 @@ import (
 	"managoat/db"
 	"managoat/db/dbtest"
 	"managoat/internal/machine/operation"
+	"managoat/queries"
 )
 
 const patience = 30 * time.Second
@@ -290,21 +291,22 @@ func TestTheNextHandlerOfAWorkspaceWaitsForTheOneBefore(t *testing.T) {
 	})
 	r.Wake(s.add(t, operation.Setup))
 	receive(t, started)
-	var cancelled []uuid.UUID
+	var cancelled []queries.CancelMachineOperationsRow
 	err := s.InTenant(t.Context(), s.tenant, func(tx db.Tx) (err error) {
 		cancelled, err = tx.CancelMachineOperations(t.Context(), s.workspace)
 		return err
 	})
-	if err != nil || len(cancelled) != 1 {
+	if err != nil || len(cancelled) != 1 || cancelled[0].Owner == nil {
 		t.Fatal(cancelled, err)
 	}
 	ref := s.add(t, operation.Destroy)
-	r.Interrupt(cancelled[0])
+	first := db.Ref{TenantID: s.tenant, ID: cancelled[0].ID}
+	r.Interrupt(first, cancelled[0].Owner)
 	r.Wake(ref)
 	eventually(t, func() bool { return s.state(t, ref) == "running" })
 	close(release)
 	receive(t, ended)
-	if got := s.state(t, db.Ref{TenantID: s.tenant, ID: cancelled[0]}); got != "cancelled" {
+	if got := s.state(t, first); got != "cancelled" {
 		t.Errorf("the first one is %s", got)
 	}
 }
