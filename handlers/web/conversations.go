@@ -39,7 +39,7 @@ func filter(c echo.Context) conversation.Filter {
 // ConversationsStream keeps the list true: GET /conversations/stream.
 func (w *Console) ConversationsStream(c echo.Context) error {
 	a, f, page := actor(c), filter(c), list(c)
-	return w.live(c, states, func(ctx context.Context) ([]views.Fragment, error) {
+	return w.live(c, states, false, func(ctx context.Context) ([]views.Fragment, error) {
 		rows, _, err := w.conversationRows(ctx, a, f, page)
 		return []views.Fragment{{Target: views.IDList, Swap: views.SwapMorph, Content: views.ConversationList(rows, time.Now())}}, err
 	})
