@@ -87,6 +87,17 @@ type MachineUse struct {
 	Full  bool   // it is short of it
 }
 
+func (u MachineUse) String() string {
+	s := u.Name + " " + u.Used
+	if u.Limit != "" {
+		s += " of " + u.Limit
+	}
+	if u.Full {
+		s += ", almost full"
+	}
+	return s
+}
+
 // SetupView is the last or the running setup.
 type SetupView struct {
 	Status         string // provisioning, ready, failed

@@ -131,7 +131,7 @@ func machineUse(u *machine.Use) []views.MachineUse {
 		}
 		return m
 	}
-	cpu := views.MachineUse{Name: "processors", Used: views.Took(time.Duration(u.CPUSeconds * float64(time.Second))) + " used"}
+	cpu := views.MachineUse{Name: "processors", Used: views.Took(time.Duration(u.CPUSeconds*float64(time.Second))) + " used"}
 	if u.CPUs != nil {
 		cpu.Used = strconv.FormatFloat(*u.CPUs, 'f', 1, 64)
 		if u.CPULimit > 0 {
