@@ -61,7 +61,7 @@ where tenant_id = app_tenant() and workspace_id = @workspace_id::uuid
 -- name: OperationElsewhere :one
 -- The server that does an operation, or must, when it is another one than the caller's.
 select h.id, h.url, host_away(h.id)::bool as away
-from operations o join hosts h on h.id = coalesce(o.owner, host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id))
+from operations o join hosts h on h.id = coalesce(case when o.lease_until > now() then o.owner end, host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id))
 where o.tenant_id = app_tenant() and o.id = @id and h.id <> @here::uuid;
 
 -- name: Operation :one

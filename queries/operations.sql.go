@@ -293,7 +293,7 @@ func (q *Queries) Operation(ctx context.Context, id uuid.UUID) (Operation, error
 
 const operationElsewhere = `-- name: OperationElsewhere :one
 select h.id, h.url, host_away(h.id)::bool as away
-from operations o join hosts h on h.id = coalesce(o.owner, host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id))
+from operations o join hosts h on h.id = coalesce(case when o.lease_until > now() then o.owner end, host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id))
 where o.tenant_id = app_tenant() and o.id = $1 and h.id <> $2::uuid
 `
 
