@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -53,8 +54,11 @@ func (s *Service) Restore(ctx context.Context) error {
 
 // Run gives signs of life, watches the machines of this host, and removes what nobody needs, until ctx ends.
 func (s *Service) Run(ctx context.Context) error {
-	beat, state, slow := time.NewTicker(beatEvery), time.NewTicker(watchEvery), time.NewTicker(reapEvery)
-	defer beat.Stop()
+	// On its own: however long a look at machines takes, this server lives.
+	var beats sync.WaitGroup
+	defer beats.Wait()
+	beats.Go(func() { s.beats(ctx) })
+	state, slow := time.NewTicker(watchEvery), time.NewTicker(reapEvery)
 	defer state.Stop()
 	defer slow.Stop()
 	for {
@@ -62,9 +66,8 @@ func (s *Service) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-beat.C:
-			err = s.beat(ctx)
 		case <-state.C:
+			s.forget()
 			err = s.watch(ctx, look{})
 		case <-slow.C:
 			err = errors.Join(s.watch(ctx, look{measure: true}), s.Reap(ctx))
@@ -75,8 +78,25 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
+// beats gives signs of life until ctx ends.
+func (s *Service) beats(ctx context.Context) {
+	tick := time.NewTicker(beatEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := s.beat(ctx); err != nil && ctx.Err() == nil {
+			s.log.Error("give a sign of life", "error", err)
+		}
+	}
+}
+
 func (s *Service) beat(ctx context.Context) error {
-	s.forget()
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+	defer cancel()
 	n, err := s.db.Lookup().SeeHost(ctx, s.o.Host)
 	if err == nil && n == 0 {
 		return s.Register(ctx) // somebody cleared the table
