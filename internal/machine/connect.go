@@ -34,7 +34,11 @@ func (s *Service) ConnectTo(ctx context.Context, row queries.Machine) (*guest.Cl
 		return nil, NotReady(status)
 	}
 	if s.Elsewhere(row) {
-		return s.dial(ctx, row.ID, func(ctx context.Context) (net.Conn, error) { return s.remoteGuest(ctx, row) })
+		to, err := s.server(ctx, *row.HostID) // also where a connection stands: a server that hangs ends none
+		if err != nil {
+			return nil, err
+		}
+		return s.dial(ctx, row.ID, func(ctx context.Context) (net.Conn, error) { return s.remoteGuest(ctx, to, row) })
 	}
 	p, err := s.Provider(row.Provider)
 	if err != nil {

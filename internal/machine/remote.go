@@ -49,7 +49,7 @@ func (s *Service) server(ctx context.Context, host uuid.UUID) (peer.Server, erro
 	if err != nil && !db.NotFound(err) {
 		return peer.Server{}, fmt.Errorf("look for the machine's host: %w", err)
 	}
-	if err != nil || h.Away || s.o.Peers == nil {
+	if err != nil || h.Away {
 		return peer.Server{}, hostAway()
 	}
 	return peer.Server{ID: h.ID, URL: h.Url}, nil
@@ -75,10 +75,9 @@ func (s *Service) asked(to peer.Server, err error) error {
 }
 
 // remoteGuest opens a stream to the guest of a machine on another host.
-func (s *Service) remoteGuest(ctx context.Context, row queries.Machine) (net.Conn, error) {
-	to, err := s.server(ctx, *row.HostID)
-	if err != nil {
-		return nil, err
+func (s *Service) remoteGuest(ctx context.Context, to peer.Server, row queries.Machine) (net.Conn, error) {
+	if s.o.Peers == nil {
+		return nil, hostAway()
 	}
 	conn, err := s.o.Peers.Open(ctx, to, guestPath(row))
 	return conn, s.asked(to, err)
@@ -89,6 +88,9 @@ func (s *Service) remoteUse(ctx context.Context, row queries.Machine) (Use, erro
 	to, err := s.server(ctx, *row.HostID)
 	if err != nil {
 		return Use{}, err
+	}
+	if s.o.Peers == nil {
+		return Use{}, hostAway()
 	}
 	var use Use
 	err = s.o.Peers.Call(ctx, to, http.MethodGet, usePath(row), &use)

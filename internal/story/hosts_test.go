@@ -187,9 +187,12 @@ func TestWhateverServerIsAskedTheOneOfTheMachinesHostDoesIt(t *testing.T) {
 
 	strangers(t, near, far, a, *w.SandboxID)
 
-	// The far server is killed, and its host is away.
-	if err := far.stop(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
+	// The far server hangs: whoever asks waits for it a little, and not at all once its host is away.
+	silent := func() {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), "update hosts set seen_at = now() - interval '1 minute' where id = $1", far.hostID(t)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	unreachable := func() {
 		t.Helper()
@@ -198,10 +201,32 @@ func TestWhateverServerIsAskedTheOneOfTheMachinesHostDoesIt(t *testing.T) {
 			t.Errorf("a read: %d %v %s", got.status, got.header, got.body)
 		}
 	}
-	unreachable() // it does not answer
-	if _, err := conn.Exec(t.Context(), "update hosts set seen_at = now() - interval '1 minute' where id = $1", far.hostID(t)); err != nil {
+	b.file(w.ID, "built") // a connection stands
+	if err := far.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	asked = time.Now()
+	if got := get[used](b, "/api/workspaces/"+w.ID); got.Use != nil {
+		t.Errorf("a server that hangs says what a machine uses: %+v", got)
+	}
+	silent()
+	unreachable()
+	if took := time.Since(asked); took > 20*time.Second {
+		t.Errorf("a server that hangs was waited for %s", took)
+	}
+	if err := far.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the far server to say that it lives", func() bool {
+		return ask(t, http.DefaultClient, "GET", near.url+"/api/workspaces/"+w.ID+"/files", a.Key, "", nil).status == http.StatusOK
+	})
+
+	// It is killed.
+	if err := far.stop(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	unreachable() // it does not answer
+	silent()
 	unreachable() // and has not said anything for long
 	b.prompt(id, "Please speak later.")
 	until(t, "the turn to say what it waits for", func() bool {
