@@ -23,7 +23,7 @@ func TestTheGuestStaysSmallAndKnowsNothingOfTheServer(t *testing.T) {
 	}
 	for _, pkg := range strings.Fields(string(out)) {
 		switch {
-		case pkg == "managoat/cmd/managoat-guest", pkg == "managoat/sandbox/guest", strings.HasPrefix(pkg, "managoat/sandbox/guest/"):
+		case pkg == "managoat/cmd/managoat-guest", pkg == "managoat/sandbox/guest", pkg == "managoat/sandbox/userns", strings.HasPrefix(pkg, "managoat/sandbox/guest/"):
 		case strings.HasPrefix(pkg, "github.com/hashicorp/yamux"), strings.HasPrefix(pkg, "golang.org/x/sys/"):
 		case strings.HasPrefix(pkg, "managoat/"), strings.Contains(strings.Split(pkg, "/")[0], "."):
 			t.Errorf("the guest imports %s", pkg)

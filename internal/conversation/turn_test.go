@@ -40,7 +40,7 @@ func notices(w *conversationtest.World, id uuid.UUID) string {
 	return strings.Join(out, ", ")
 }
 
-func must(t *testing.T, turn conversation.Turn, status, code string) {
+func must(t testing.TB, turn conversation.Turn, status, code string) {
 	t.Helper()
 	got := ""
 	if turn.Error != nil {

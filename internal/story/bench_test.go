@@ -188,6 +188,7 @@ type handDriven struct {
 	peer    *acp.Peer
 	session string
 	chunks  chan time.Time // when the agent said something
+	booted  time.Duration  // from its start to its first answer
 	stop    func()
 }
 
@@ -219,6 +220,7 @@ func byHand(b *testing.B, world *testworld.World, key, machine string) *handDriv
 	if err != nil {
 		b.Fatal(err)
 	}
+	began := time.Now()
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
@@ -265,6 +267,7 @@ func byHand(b *testing.B, world *testworld.World, key, machine string) *handDriv
 	if err := h.peer.Call(ctx, sdk.AgentMethodInitialize, sdk.InitializeRequest{ProtocolVersion: sdk.ProtocolVersionNumber, ClientCapabilities: claude.Capabilities()}, nil); err != nil {
 		b.Fatal(err)
 	}
+	h.booted = time.Since(began)
 	if err := h.peer.Call(ctx, sdk.AgentMethodAuthenticate, sdk.AuthenticateRequest{MethodId: claude.AuthMethod()}, nil); err != nil {
 		b.Fatal(err)
 	}
@@ -302,6 +305,43 @@ func (h *handDriven) prompt(b *testing.B, text string, goOn func()) (began, said
 		b.Fatal(err)
 	}
 	return began, said
+}
+
+// BenchmarkWake is the time from a prompt into a parked machine to the first answer of the adapter in it, against that of
+// the same adapter started by hand, by turns.
+func BenchmarkWake(b *testing.B) {
+	s, world := own(b)
+	a := s.account(b)
+	a.credential(world)
+	world.Model.Script("be there", testworld.Reply{testworld.Say("I am.")})
+	w := a.ready(a.workspace(a.environment(nil)).ID)
+	id := a.launch(a.claude(nil), body{"workspace_id": w.ID, "prompt": "Please be there."}).ID
+	a.completed(id, 1)
+	for b.Loop() {
+		var woken, byHands []time.Duration
+		for i := range benchStarts {
+			if err := errors.Join(s.down(), s.start()); err != nil {
+				b.Fatal(err)
+			}
+			a.moved()
+			rows, turn := a.rowsOf(id), i+2
+			time.Sleep(benchRest)
+			began := time.Now()
+			a.prompt(id, "Please be there.")
+			rows.next(b, func(e Event) bool {
+				return e.Type == "stage" && e.Body.Stage == "adapter" && e.Body.State == "done" && e.TurnNumber == turn
+			})
+			woken = append(woken, time.Since(began))
+			a.completed(id, turn)
+			hand := byHand(b, world, a.ModelKey, machine(*w.SandboxID))
+			byHands = append(byHands, hand.booted)
+			b.Log(time.Now().Format(time.TimeOnly), woken[i], byHands[i])
+			hand.stop()
+		}
+		b.ReportMetric(milliseconds(median(woken)), "ms-to-answer")
+		b.ReportMetric(milliseconds(median(byHands)), "ms-by-hand")
+		b.ReportMetric(float64(median(woken))/float64(median(byHands)), "x-by-hand")
+	}
 }
 
 // BenchmarkServe is the time from the start of `managoat serve` on a data directory that was used, with a machine and its

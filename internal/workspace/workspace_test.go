@@ -23,12 +23,10 @@ const patience = 5 * time.Minute
 // eventually polls until ok, and fails the test when it does not come true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	deadline := time.After(patience)
-	for !ok() {
+	for pause := 5 * time.Millisecond; !ok(); pause = min(2*pause, 40*time.Millisecond) {
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-deadline:
 			t.Fatalf("waited in vain for: %s", what)
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/userns"
 )
 
 // maxIDMaps is how many namespaces are kept for machines that may start again: each costs a descriptor.
@@ -108,15 +109,13 @@ func (ms *idMaps) close() {
 func makeIDMapping(program string, first int) (*os.File, error) {
 	maps := []syscall.SysProcIDMap{{ContainerID: 0, HostID: first, Size: rangeSize}, {ContainerID: rangeSize, HostID: 0, Size: 1}}
 	// A namespace needs a process to be made. This one never gets to do anything.
-	holder, err := os.StartProcess(program, []string{boot.HoldName}, &os.ProcAttr{Env: []string{}, Sys: &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: maps, GidMappings: maps,
-	}})
+	holder, err := userns.Start(program, []string{boot.HoldName}, &syscall.ProcAttr{Sys: &syscall.SysProcAttr{}}, maps)
 	if err != nil {
 		return nil, fmt.Errorf("user namespace: %w", err)
 	}
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", holder.Pid))
-	holder.Kill()
-	holder.Wait()
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", holder))
+	unix.Kill(holder, unix.SIGKILL)
+	syscall.Wait4(holder, nil, 0, nil)
 	if err != nil {
 		return nil, fmt.Errorf("user namespace: %w", err)
 	}

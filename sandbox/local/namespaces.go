@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"managoat/sandbox/guest/boot"
 	"managoat/sandbox/guest/shim"
+	"managoat/sandbox/userns"
 )
 
 // namespaces is the engine of a server that is root (kernel 5.19 or newer).
@@ -92,29 +92,27 @@ func (n *namespaces) bootHere(m *machine, b bootFiles) (int, error) {
 	}
 	defer config.Close()
 	defer configEnd.Close()
-	maps := []syscall.SysProcIDMap{{ContainerID: 0, HostID: m.uid(), Size: rangeSize}}
-	cmd := exec.Cmd{
-		Path:       fmt.Sprintf("/proc/self/fd/%d", self.Fd()), // the directory it lies in is closed to the machine's root
-		Args:       []string{boot.Name},
-		Env:        []string{},
-		Dir:        "/",
-		Stdout:     b.log,
-		Stderr:     b.log,
-		ExtraFiles: []*os.File{b.listen, b.lock, b.ready, b.oom, config},
-		SysProcAttr: &syscall.SysProcAttr{
-			Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET |
-				syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
-			UidMappings: maps, GidMappings: maps, GidMappingsEnableSetgroups: true,
-			Credential: &syscall.Credential{Uid: 0, Gid: 0},
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	attr := &syscall.ProcAttr{
+		Env:   []string{},
+		Dir:   "/",
+		Files: []uintptr{null.Fd(), b.log.Fd(), b.log.Fd(), b.listen.Fd(), b.lock.Fd(), b.ready.Fd(), b.oom.Fd(), config.Fd()},
+		Sys: &syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 			Setsid:     true,
 		},
 	}
-	if err := cmd.Start(); err != nil {
+	// The directory the program lies in is closed to the machine's root.
+	pid, err := userns.Start(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), []string{boot.Name}, attr,
+		[]syscall.SysProcIDMap{{ContainerID: 0, HostID: m.uid(), Size: rangeSize}})
+	if err != nil {
 		return 0, fmt.Errorf("start the machine's first process: %w", err)
 	}
-	pid := cmd.Process.Pid
 	n.p.kids.add(pid)
-	cmd.Process.Release()
 	// It waits for its configuration, so that it is within its limits before it does anything.
 	if err := b.group.add(pid); err != nil {
 		return pid, err

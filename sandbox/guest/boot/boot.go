@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"managoat/sandbox/guest/shim"
+	"managoat/sandbox/userns"
 )
 
 // Name is argv[0] of the guest's binary in this mode.
@@ -42,6 +43,7 @@ const (
 	ReadyFD  = 5 // takes "ready", or why the machine did not start
 	OOMFD    = 6 // counts kills for memory, or /dev/null
 	ConfigFD = 7 // Config, once the machine is in its cgroups
+	gateFD   = 8 // waits for the machine's ids
 )
 
 // Ready is what the guest writes to ReadyFD when it listens.
@@ -78,6 +80,12 @@ func Boot() error {
 }
 
 func boot() error {
+	if err := userns.Enter(gateFD); err != nil {
+		return err
+	}
+	if err := errors.Join(syscall.Setgroups(nil), syscall.Setresgid(0, 0, 0), syscall.Setresuid(0, 0, 0)); err != nil {
+		return fmt.Errorf("become the machine's root: %w", err)
+	}
 	raw, err := io.ReadAll(io.LimitReader(os.NewFile(ConfigFD, "config"), 1<<16))
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)

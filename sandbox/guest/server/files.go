@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,13 +40,7 @@ var rootRoots = []string{"/etc"}
 // what it may read and write. Where the guest is that user already, nothing changes.
 func asSprite(f func() error) error { return as(shim.SpriteUID, f) }
 
-// identity is held for reading while a thread takes another file system identity: the kernel then makes the whole
-// process undumpable, which whoever holds it for writing cannot have.
-var identity sync.RWMutex
-
 func become(uid int) {
-	identity.RLock()
-	defer identity.RUnlock()
 	unix.SetfsgidRetGid(uid)
 	unix.SetfsuidRetUid(uid)
 }

@@ -9,9 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"managoat/sandbox/guest/shim"
+	"managoat/sandbox/userns"
 )
 
 // processes starts and reaps. As pid 1 the guest inherits every orphan of the machine, so one loop waits for
@@ -71,6 +70,9 @@ type launch struct {
 	shim.Order
 }
 
+// commandIDs are the ids of a command's namespace: the guest's own is left out.
+var commandIDs = []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: shim.GuestUID}}
+
 // child is a process that runs.
 type child struct {
 	pid  int
@@ -101,27 +103,18 @@ func (p *processes) start(l launch, nested bool) (c child, failure string, err e
 		},
 		Sys: &syscall.SysProcAttr{Setsid: true},
 	}
-	if nested {
-		maps := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: shim.GuestUID}} // the guest's own uid is left out
-		attr.Sys.Cloneflags = syscall.CLONE_NEWUSER
-		attr.Sys.UidMappings, attr.Sys.GidMappings = maps, maps
-		attr.Sys.GidMappingsEnableSetgroups = true
-		attr.Sys.Credential = &syscall.Credential{Uid: 0, Gid: 0}
-	}
 	argv := append([]string{shim.Name, string(order)}, l.argv...)
 	done := make(chan ended, 1)
 
+	const self = "/proc/self/exe"
+	var pid int
 	p.mu.Lock()
 	if nested {
-		// The map of a child that is not dumpable cannot be written. No process of the machine has a uid
-		// from which it could make use of this moment.
-		identity.Lock()
-		unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0)
-	}
-	pid, err := syscall.ForkExec("/proc/self/exe", argv, attr)
-	if nested {
-		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-		identity.Unlock()
+		// Until the shim takes an identity it is dumpable and has the guest's, from which no process of the machine could
+		// make use of that.
+		pid, err = userns.Start(self, argv, attr, commandIDs)
+	} else {
+		pid, err = syscall.ForkExec(self, argv, attr)
 	}
 	if err == nil {
 		p.waiting[pid] = done

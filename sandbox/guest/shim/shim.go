@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"managoat/sandbox/userns"
 )
 
 // Name is argv[0] of the guest's binary in this mode.
@@ -33,6 +35,7 @@ const (
 	reportFD = 3 // why the command could not be started; closed by its start
 	sudoFD   = 4 // passed on to the command as SudoFD
 	cwdFD    = 5 // the working directory
+	gateFD   = 6 // where a nested shim waits for its namespace
 )
 
 // SudoFD is where a command that may use sudo finds the guest. It is high because scripts use the low ones
@@ -117,6 +120,12 @@ func environ(o Order) []string {
 
 func confine(o Order) error {
 	if o.Nested {
+		if err := userns.Enter(gateFD); err != nil {
+			return err
+		}
+		if err := setIDs(0); err != nil {
+			return err
+		}
 		// No user namespaces below this one, whatever the filter says.
 		if err := os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0); err != nil {
 			return fmt.Errorf("forbid user namespaces: %w", err)

@@ -176,6 +176,12 @@ func prompt(m message) {
 		case "tool": // starts and ends
 			tool(arg, "pending", nil)
 			update(map[string]any{"sessionUpdate": "tool_call_update", "toolCallId": arg, "status": "completed", "rawOutput": map[string]any{"output": "out of " + arg, "exit_code": 3}})
+		case "looks": // so many tools, one after the other, that run no command
+			for i := range n {
+				id := fmt.Sprint(message, "-", i)
+				update(map[string]any{"sessionUpdate": "tool_call", "toolCallId": id, "title": "Look at " + id, "kind": "read", "status": "pending"})
+				update(map[string]any{"sessionUpdate": "tool_call_update", "toolCallId": id, "status": "completed", "rawOutput": "a line of what was seen there\n"})
+			}
 		case "forget": // starts and never ends
 			tool(arg, "pending", nil)
 		case "ask":
