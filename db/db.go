@@ -161,7 +161,7 @@ type Kind string
 
 // Kinds of due work.
 const (
-	DueOperations Kind = "operations" // operations that nobody owns now
+	DueOperations Kind = "operations" // turns, and ends of conversations, that nobody does now (arg: the id of the host that would)
 	DueDeletes    Kind = "deletes"    // workspaces whose delete has begun
 	DueMachines   Kind = "machines"   // machines of one host (arg: the host's id)
 	DueTurns      Kind = "turns"      // turns that say running (arg: none)
@@ -170,7 +170,7 @@ const (
 )
 
 var dueSQL = map[Kind]string{
-	DueOperations: "select tenant_id, id from due_operations($1)",
+	DueOperations: "select tenant_id, id from due_operations($2, $1)",
 	DueDeletes:    "select tenant_id, id from due_deletes($1)",
 	DueMachines:   "select tenant_id, id from due_machines($2, $1)",
 	DueParks:      "select tenant_id, id from due_parks($2, $3, $4, $1)",

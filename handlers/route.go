@@ -19,6 +19,7 @@ type Access string
 const (
 	Public Access = "public" // no sign-in: health, sign-in itself, assets
 	Signed Access = "signed" // a person's session or an API key of scope full
+	Peers  Access = "peers"  // another server of the instance, by its signature (package peer); no person, no key
 )
 
 // SandboxRule is what a sandbox key may do with a route.

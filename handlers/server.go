@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -47,7 +48,9 @@ type Config struct {
 	TrustedProxies []*net.IPNet
 	// ErrorPage renders a refusal for a browser.
 	ErrorPage func(echo.Context, *refusal.Refusal) error
-	Version   string
+	// Peer is what other servers may ask. nil: nothing.
+	Peer    *Host
+	Version string
 }
 
 // New builds the server's handler from the table.
@@ -82,6 +85,9 @@ func New(cfg Config) (*echo.Echo, huma.API) {
 	}), g.headers, middleware.BodyLimit(maxBody), crossOrigin(), newLimits().middleware, g.admit(table))
 
 	document := humaecho.New(e, documentConfig(cfg.Version))
+	if cfg.Peer != nil {
+		cfg.Routes = append(slices.Clip(cfg.Routes), PeerRoutes(*cfg.Peer)...)
+	}
 
 	for _, r := range cfg.Routes {
 		table[r.Method+" "+api.EchoPath(r.Path)] = r
@@ -189,6 +195,13 @@ func (g *edge) admit(table map[string]Route) echo.MiddlewareFunc {
 				return fromInside()
 			case !ok || route.Access == Public:
 				return next(c)
+			case inside && route.Access == Peers:
+				return refusal.New(refusal.NotFound, "There is nothing at this address.")
+			case route.Access == Peers:
+				if err := g.check(c); err != nil {
+					return err
+				}
+				return next(c)
 			}
 			actor, err := g.authenticate(c)
 			if err != nil {
@@ -255,7 +268,9 @@ func (g *edge) authenticate(c echo.Context) (tenant.Actor, error) {
 	return g.cfg.Auth.AuthenticateSession(ctx, cookie.Value)
 }
 
-func isAPI(c echo.Context) bool { return strings.HasPrefix(c.Request().URL.Path, "/api/") }
+func isAPI(c echo.Context) bool {
+	return strings.HasPrefix(c.Request().URL.Path, "/api/") || strings.HasPrefix(c.Request().URL.Path, "/internal/")
+}
 
 // onError answers with the refusal in err, or with ours and the request id.
 func (g *edge) onError(err error, c echo.Context) {

@@ -100,7 +100,9 @@ update conversations set adapter = null, updated_at = now()
 where tenant_id = app_tenant() and id = @id and adapter ->> 'exec_id' = @exec_id::text;
 
 -- name: ConversationsWithAdapter :many
-select * from conversations where tenant_id = app_tenant() and adapter is not null order by created_at;
+-- Those whose adapter is on a machine of a host.
+select c.* from conversations c join machines m on m.tenant_id = c.tenant_id and m.id = (c.adapter ->> 'machine_id')::uuid
+where c.tenant_id = app_tenant() and m.host_id = @host::uuid order by c.created_at;
 
 -- name: LiveConversations :many
 select * from conversations where tenant_id = app_tenant() and workspace_id = @workspace_id and status not in ('failed', 'terminated') order by created_at;

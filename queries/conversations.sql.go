@@ -265,11 +265,13 @@ func (q *Queries) Conversations(ctx context.Context, arg ConversationsParams) ([
 }
 
 const conversationsWithAdapter = `-- name: ConversationsWithAdapter :many
-select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at from conversations where tenant_id = app_tenant() and adapter is not null order by created_at
+select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at from conversations c join machines m on m.tenant_id = c.tenant_id and m.id = (c.adapter ->> 'machine_id')::uuid
+where c.tenant_id = app_tenant() and m.host_id = $1::uuid order by c.created_at
 `
 
-func (q *Queries) ConversationsWithAdapter(ctx context.Context) ([]Conversation, error) {
-	rows, err := q.db.Query(ctx, conversationsWithAdapter)
+// Those whose adapter is on a machine of a host.
+func (q *Queries) ConversationsWithAdapter(ctx context.Context, host uuid.UUID) ([]Conversation, error) {
+	rows, err := q.db.Query(ctx, conversationsWithAdapter, host)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,8 @@ on conflict (id) do update set url = excluded.url, started_at = now(), seen_at =
 update hosts set seen_at = now() where id = @id;
 
 -- name: Host :one
--- alive: it said so within the given seconds.
-select id, url, started_at, seen_at, (seen_at > now() - make_interval(secs => @within::float8))::bool as alive
-from hosts where id = @id;
+select id, url, started_at, seen_at, host_away(id)::bool as away from hosts where id = @id;
+
+-- name: HostsAt :many
+-- Other servers that say they are reached at the same address.
+select id from hosts where url = @url and id <> @id and not host_away(id);

@@ -13,8 +13,7 @@ import (
 )
 
 const host = `-- name: Host :one
-select id, url, started_at, seen_at, (seen_at > now() - make_interval(secs => $1::float8))::bool as alive
-from hosts where id = $2
+select id, url, started_at, seen_at, host_away(id)::bool as away from hosts where id = $1
 `
 
 type HostRow struct {
@@ -22,21 +21,45 @@ type HostRow struct {
 	Url       string
 	StartedAt time.Time
 	SeenAt    time.Time
-	Alive     bool
+	Away      bool
 }
 
-// alive: it said so within the given seconds.
-func (q *Queries) Host(ctx context.Context, within float64, iD uuid.UUID) (HostRow, error) {
-	row := q.db.QueryRow(ctx, host, within, iD)
+func (q *Queries) Host(ctx context.Context, id uuid.UUID) (HostRow, error) {
+	row := q.db.QueryRow(ctx, host, id)
 	var i HostRow
 	err := row.Scan(
 		&i.ID,
 		&i.Url,
 		&i.StartedAt,
 		&i.SeenAt,
-		&i.Alive,
+		&i.Away,
 	)
 	return i, err
+}
+
+const hostsAt = `-- name: HostsAt :many
+select id from hosts where url = $1 and id <> $2 and not host_away(id)
+`
+
+// Other servers that say they are reached at the same address.
+func (q *Queries) HostsAt(ctx context.Context, url string, iD uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, hostsAt, url, iD)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const putHost = `-- name: PutHost :exec

@@ -13,26 +13,36 @@ import (
 )
 
 const cancelMachineOperations = `-- name: CancelMachineOperations :many
-update operations set state = 'cancelled', ended_at = now(), owner = null, lease_until = null, epoch = epoch + 1
-where tenant_id = app_tenant() and workspace_id = $1::uuid
-  and kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and state in ('pending', 'running')
-returning id
+with open as materialized (
+    select c.tenant_id, c.id, c.owner from operations c
+    where c.tenant_id = app_tenant() and c.workspace_id = $1::uuid
+      and c.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and c.state in ('pending', 'running')
+    for update
+)
+update operations o set state = 'cancelled', ended_at = now(), owner = null, lease_until = null, epoch = o.epoch + 1
+from open where o.tenant_id = open.tenant_id and o.id = open.id
+returning o.id, open.owner
 `
 
-// Ends whatever is under way with a workspace's machine. Its owner's next write is refused.
-func (q *Queries) CancelMachineOperations(ctx context.Context, workspaceID uuid.UUID) ([]uuid.UUID, error) {
+type CancelMachineOperationsRow struct {
+	ID    uuid.UUID
+	Owner *uuid.UUID
+}
+
+// Ends whatever is under way with a workspace's machine, and says whose it was. Its owner's next write is refused.
+func (q *Queries) CancelMachineOperations(ctx context.Context, workspaceID uuid.UUID) ([]CancelMachineOperationsRow, error) {
 	rows, err := q.db.Query(ctx, cancelMachineOperations, workspaceID)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []uuid.UUID{}
+	items := []CancelMachineOperationsRow{}
 	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
+		var i CancelMachineOperationsRow
+		if err := rows.Scan(&i.ID, &i.Owner); err != nil {
 			return nil, err
 		}
-		items = append(items, id)
+		items = append(items, i)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -46,9 +56,7 @@ update operations o set
     lease_until = now() + make_interval(secs => $2::float8)
 where o.tenant_id = app_tenant() and o.id = $3 and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and o.state in ('pending', 'running')
   and (o.lease_until is null or o.lease_until < now() or ($4::bool and o.owner = $1::uuid))
-  and (o.kind = 'setup' or o.machine_id is null or not exists (
-      select 1 from machines m
-      where m.tenant_id = o.tenant_id and m.id = o.machine_id and m.host_id is not null and m.host_id <> $1::uuid))
+  and coalesce(host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id), $1::uuid) = $1::uuid
 returning tenant_id, id, kind, workspace_id, machine_id, conversation_id, turn_id, state, step, owner, epoch, lease_until, payload, error, created_at, started_at, ended_at
 `
 
@@ -60,8 +68,7 @@ type ClaimMachineOperationParams struct {
 }
 
 // Takes an operation that nobody owns. Its epoch grows, so that whatever its last owner still writes is refused. With
-// adopt a server takes back what it held before it died. A machine can be worked on by its own host only; what is set up
-// anew can be set up anywhere.
+// adopt a server takes back what it held before it died. A machine can be worked on by its own host only (see host_of).
 func (q *Queries) ClaimMachineOperation(ctx context.Context, arg ClaimMachineOperationParams) (Operation, error) {
 	row := q.db.QueryRow(ctx, claimMachineOperation,
 		arg.Owner,
@@ -93,7 +100,7 @@ func (q *Queries) ClaimMachineOperation(ctx context.Context, arg ClaimMachineOpe
 }
 
 const dueMachineOperations = `-- name: DueMachineOperations :many
-select d.tenant_id::uuid as tenant_id, d.id::uuid as id from due_machine_operations($1::int) d (tenant_id, id)
+select d.tenant_id::uuid as tenant_id, d.id::uuid as id from due_machine_operations($1::uuid, $2::int) d (tenant_id, id)
 `
 
 type DueMachineOperationsRow struct {
@@ -101,8 +108,8 @@ type DueMachineOperationsRow struct {
 	ID       uuid.UUID
 }
 
-func (q *Queries) DueMachineOperations(ctx context.Context, atMost int32) ([]DueMachineOperationsRow, error) {
-	rows, err := q.db.Query(ctx, dueMachineOperations, atMost)
+func (q *Queries) DueMachineOperations(ctx context.Context, host uuid.UUID, atMost int32) ([]DueMachineOperationsRow, error) {
+	rows, err := q.db.Query(ctx, dueMachineOperations, host, atMost)
 	if err != nil {
 		return nil, err
 	}
@@ -281,6 +288,26 @@ func (q *Queries) Operation(ctx context.Context, id uuid.UUID) (Operation, error
 		&i.StartedAt,
 		&i.EndedAt,
 	)
+	return i, err
+}
+
+const operationElsewhere = `-- name: OperationElsewhere :one
+select h.id, h.url, host_away(h.id)::bool as away
+from operations o join hosts h on h.id = coalesce(case when o.lease_until > now() then o.owner end, host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id))
+where o.tenant_id = app_tenant() and o.id = $1 and h.id <> $2::uuid
+`
+
+type OperationElsewhereRow struct {
+	ID   uuid.UUID
+	Url  string
+	Away bool
+}
+
+// The server that does an operation, or must, when it is another one than the caller's.
+func (q *Queries) OperationElsewhere(ctx context.Context, iD uuid.UUID, here uuid.UUID) (OperationElsewhereRow, error) {
+	row := q.db.QueryRow(ctx, operationElsewhere, iD, here)
+	var i OperationElsewhereRow
+	err := row.Scan(&i.ID, &i.Url, &i.Away)
 	return i, err
 }
 

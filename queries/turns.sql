@@ -42,6 +42,14 @@ select * from turns where tenant_id = app_tenant() and conversation_id = @conver
 select * from turns where tenant_id = app_tenant() and conversation_id = any(@conversation_ids::uuid[]) and status in ('pending', 'running')
 order by conversation_id, turn_number;
 
+-- name: AwayConversations :many
+-- Conversations whose machine is on a host whose server is away, since when.
+select c.id, h.seen_at from conversations c
+join workspaces w on w.tenant_id = c.tenant_id and w.id = c.workspace_id
+join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+join hosts h on h.id = m.host_id
+where c.tenant_id = app_tenant() and c.id = any(@conversation_ids::uuid[]) and m.status in ('pending', 'starting', 'ready', 'suspended') and host_away(h.id);
+
 -- name: CountOpenTurns :one
 select count(*) filter (where t.status = 'running')::int as running, count(*) filter (where t.status = 'pending')::int as pending
 from turns t join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
@@ -68,13 +76,15 @@ values (app_tenant(), @id, 'end', @workspace_id::uuid, @conversation_id::uuid);
 
 -- name: ClaimOperation :one
 -- One server owns an operation for as long as it renews the lease; with adopt it takes back what it held before it died.
--- A turn waits for the turns before it, a conversation's end for all its turns. The commit does not wait for the disk:
+-- It is done by the host of the workspace's machine (see host_of), which has the agent and the way out. A turn waits for
+-- the turns before it, a conversation's end for all its turns. The commit does not wait for the disk:
 -- whatever the owner writes next does, and a claim that a crash of PostgreSQL takes back was followed by nothing.
 update operations o set state = 'running', owner = @owner::uuid, epoch = o.epoch + 1, lease_until = now() + make_interval(secs => @lease::float8),
     started_at = coalesce(o.started_at, now())
 from (select set_config('synchronous_commit', 'off', true)) as soon
 where o.tenant_id = app_tenant() and o.id = @id and o.kind in ('turn', 'end') and o.state in ('pending', 'running')
   and (o.lease_until is null or o.lease_until < now() or (@adopt::bool and o.owner = @owner::uuid))
+  and coalesce(host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id), @owner::uuid) = @owner::uuid
   and not (o.kind = 'end' and exists (
       select 1 from turns t where t.tenant_id = o.tenant_id and t.conversation_id = o.conversation_id and t.status in ('pending', 'running')))
   and not exists (
@@ -101,6 +111,9 @@ where tenant_id = app_tenant() and id = @id and owner = @owner::uuid and epoch =
 -- name: CancelTurnOperation :execrows
 update operations set state = 'cancelled', lease_until = null, ended_at = now()
 where tenant_id = app_tenant() and turn_id = @turn_id::uuid and kind = 'turn' and state in ('pending', 'running');
+
+-- name: OperationOfTurn :one
+select id from operations where tenant_id = app_tenant() and turn_id = @turn_id::uuid and kind = 'turn' and state in ('pending', 'running');
 
 -- name: NextOperations :many
 -- What a conversation still has to do, in order.

@@ -57,6 +57,40 @@ func (q *Queries) AskInterrupt(ctx context.Context, reason string, iD uuid.UUID)
 	return i, err
 }
 
+const awayConversations = `-- name: AwayConversations :many
+select c.id, h.seen_at from conversations c
+join workspaces w on w.tenant_id = c.tenant_id and w.id = c.workspace_id
+join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+join hosts h on h.id = m.host_id
+where c.tenant_id = app_tenant() and c.id = any($1::uuid[]) and m.status in ('pending', 'starting', 'ready', 'suspended') and host_away(h.id)
+`
+
+type AwayConversationsRow struct {
+	ID     uuid.UUID
+	SeenAt time.Time
+}
+
+// Conversations whose machine is on a host whose server is away, since when.
+func (q *Queries) AwayConversations(ctx context.Context, conversationIds []uuid.UUID) ([]AwayConversationsRow, error) {
+	rows, err := q.db.Query(ctx, awayConversations, conversationIds)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []AwayConversationsRow{}
+	for rows.Next() {
+		var i AwayConversationsRow
+		if err := rows.Scan(&i.ID, &i.SeenAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const cancelTurnOperation = `-- name: CancelTurnOperation :execrows
 update operations set state = 'cancelled', lease_until = null, ended_at = now()
 where tenant_id = app_tenant() and turn_id = $1::uuid and kind = 'turn' and state in ('pending', 'running')
@@ -76,6 +110,7 @@ update operations o set state = 'running', owner = $1::uuid, epoch = o.epoch + 1
 from (select set_config('synchronous_commit', 'off', true)) as soon
 where o.tenant_id = app_tenant() and o.id = $3 and o.kind in ('turn', 'end') and o.state in ('pending', 'running')
   and (o.lease_until is null or o.lease_until < now() or ($4::bool and o.owner = $1::uuid))
+  and coalesce(host_of(o.tenant_id, o.kind, o.machine_id, o.workspace_id), $1::uuid) = $1::uuid
   and not (o.kind = 'end' and exists (
       select 1 from turns t where t.tenant_id = o.tenant_id and t.conversation_id = o.conversation_id and t.status in ('pending', 'running')))
   and not exists (
@@ -93,7 +128,8 @@ type ClaimOperationParams struct {
 }
 
 // One server owns an operation for as long as it renews the lease; with adopt it takes back what it held before it died.
-// A turn waits for the turns before it, a conversation's end for all its turns. The commit does not wait for the disk:
+// It is done by the host of the workspace's machine (see host_of), which has the agent and the way out. A turn waits for
+// the turns before it, a conversation's end for all its turns. The commit does not wait for the disk:
 // whatever the owner writes next does, and a claim that a crash of PostgreSQL takes back was followed by nothing.
 func (q *Queries) ClaimOperation(ctx context.Context, arg ClaimOperationParams) (Operation, error) {
 	row := q.db.QueryRow(ctx, claimOperation,
@@ -647,6 +683,17 @@ func (q *Queries) OpenTurnsOfConversations(ctx context.Context, conversationIds 
 		return nil, err
 	}
 	return items, nil
+}
+
+const operationOfTurn = `-- name: OperationOfTurn :one
+select id from operations where tenant_id = app_tenant() and turn_id = $1::uuid and kind = 'turn' and state in ('pending', 'running')
+`
+
+func (q *Queries) OperationOfTurn(ctx context.Context, turnID uuid.UUID) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, operationOfTurn, turnID)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
 }
 
 const operationState = `-- name: OperationState :one

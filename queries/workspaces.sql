@@ -5,10 +5,11 @@ values (app_tenant(), @id, @name, @implicit, sqlc.narg('environment_id'), sqlc.n
 returning *;
 
 -- name: Workspace :one
--- A workspace with its current machine. waiting: why what is under way with the machine cannot go on now.
+-- A workspace with its current machine. waiting: why what is under way with the machine cannot go on now. away: the server of
+-- the machine's host is.
 select sqlc.embed(w), sqlc.embed(m),
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.id = @id;
@@ -16,7 +17,7 @@ where w.tenant_id = app_tenant() and w.id = @id;
 -- name: Workspaces :many
 select sqlc.embed(w), sqlc.embed(m),
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.status <> 'deleted' and (@implicit::bool or not w.implicit)

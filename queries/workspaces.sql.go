@@ -253,7 +253,7 @@ func (q *Queries) TouchWorkspace(ctx context.Context, id uuid.UUID) error {
 const workspace = `-- name: Workspace :one
 select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.id = $1
@@ -263,9 +263,11 @@ type WorkspaceRow struct {
 	Workspace Workspace
 	Machine   Machine
 	Waiting   string
+	Away      bool
 }
 
-// A workspace with its current machine. waiting: why what is under way with the machine cannot go on now.
+// A workspace with its current machine. waiting: why what is under way with the machine cannot go on now. away: the server of
+// the machine's host is.
 func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, error) {
 	row := q.db.QueryRow(ctx, workspace, id)
 	var i WorkspaceRow
@@ -308,6 +310,7 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 		&i.Machine.UpdatedAt,
 		&i.Machine.ParkedAt,
 		&i.Waiting,
+		&i.Away,
 	)
 	return i, err
 }
@@ -315,7 +318,7 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 const workspaces = `-- name: Workspaces :many
 select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.status <> 'deleted' and ($1::bool or not w.implicit)
@@ -333,6 +336,7 @@ type WorkspacesRow struct {
 	Workspace Workspace
 	Machine   Machine
 	Waiting   string
+	Away      bool
 }
 
 func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]WorkspacesRow, error) {
@@ -383,6 +387,7 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 			&i.Machine.UpdatedAt,
 			&i.Machine.ParkedAt,
 			&i.Waiting,
+			&i.Away,
 		); err != nil {
 			return nil, err
 		}

@@ -70,12 +70,32 @@ type WorkspaceHead struct {
 	Vault         Link
 	Provider      string
 	DiskBytes     int64
+	Use           []MachineUse // of a machine that is up; nil: not known
 	Conversations int
 	CreatedAt     time.Time
 	Stale         []string // names of changed fields
 	RebuildURL    string   // "" when a rebuild is not on offer
 	WakeURL       string   // "" when there is nothing to wake
 	Problem       *Problem // what keeps it from working, beyond a failed setup
+}
+
+// MachineUse is one thing that a machine uses, of how much.
+type MachineUse struct {
+	Name  string // memory, processors, disk
+	Used  string // "412 MiB"
+	Limit string // "4 GiB"; "": none
+	Full  bool   // it is short of it
+}
+
+func (u MachineUse) String() string {
+	s := u.Name + " " + u.Used
+	if u.Limit != "" {
+		s += " of " + u.Limit
+	}
+	if u.Full {
+		s += ", almost full"
+	}
+	return s
 }
 
 // SetupView is the last or the running setup.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -31,6 +32,7 @@ import (
 	"managoat/internal/machine"
 	"managoat/internal/machine/operation"
 	"managoat/internal/netguard"
+	"managoat/internal/peer"
 	"managoat/internal/quota"
 	"managoat/internal/runtime"
 	"managoat/internal/secret"
@@ -318,14 +320,17 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		return s.workspaces.EnvironmentChanged(ctx, tx, tenantID, id, changed)
 	})
 	s.operations = operation.NewRunner(b.db, s.host, log)
+	peers := peer.NewClient(peer.NewKey(b.master), s.host, netguard.Options{Resolve: resolve, ExtraCA: ca})
+	b.cleanup(func(context.Context) { peers.Close() })
 	s.machines = machine.New(b.db, machine.Options{
-		Host: s.host, URL: url, Instance: instance(b.master), Providers: map[string]sandbox.Provider{s.provider.Name(): s.provider}, Default: cfg.SandboxProvider,
+		Host: s.host, URL: cmp.Or(cfg.HostURL, url), Peers: peers, Instance: instance(b.master), Providers: map[string]sandbox.Provider{s.provider.Name(): s.provider}, Default: cfg.SandboxProvider,
 		Egress: s.broker, Limits: limits, Quotas: defaults, Fleet: cfg.FleetMachines, Log: log,
 		Mounts: func(context.Context) ([]sandbox.Mount, error) { return runtime.Mounts(runtimes), nil },
 	}, func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) error {
 		return s.workspaces.MachineChanged(ctx, tx, tenantID, workspaceID)
 	})
 	b.cleanup(func(context.Context) { s.machines.Close() })
+	s.operations.Tell(s.machines.Tell)
 	occupants := &occupants{}
 	s.workspaces = workspace.New(b.db, workspace.Options{
 		Machines: s.machines, Operations: s.operations, Environments: s.environments, Vaults: s.vaults, Stream: account, Occupants: occupants,
@@ -335,7 +340,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	})
 	s.conversations = conversation.New(b.db, conversation.Options{
 		Owner: s.host, RuntimesDir: runtimes, Agents: s.agents, Workspaces: s.workspaces, Inference: s.inference, Keys: b.keys, Broker: s.broker,
-		Ledger: s.ledger, Writer: s.writer, Account: account, Quotas: defaults, Log: log,
+		Ledger: s.ledger, Writer: s.writer, Account: account, Quotas: defaults, Tell: s.machines.Tell, Log: log,
 	})
 	occupants.Service = s.conversations
 	s.files = files.New(s.workspaces, s.conversations)

@@ -6,9 +6,11 @@ import (
 	"net"
 	"net/http"
 
+	"managoat/db"
 	"managoat/handlers"
 	"managoat/handlers/api"
 	"managoat/handlers/web"
+	"managoat/internal/peer"
 )
 
 // edge puts the table of routes over the services.
@@ -33,6 +35,10 @@ func edge(b *base, s *services, proxies []*net.IPNet) http.Handler {
 		SessionCookie: handlers.SessionCookie, Providers: b.cfg.SandboxProviders, DefaultProvider: b.cfg.SandboxProvider, Version: version,
 	})
 	e, _ := handlers.New(handlers.Config{DB: b.db, Auth: s.identity, Routes: append(routes, handlers.PageRoutes(console)...), Log: slog.Default(),
+		Peer: &handlers.Host{Key: peer.NewKey(b.master), Machines: s.machines, Look: func(ref db.Ref) {
+			s.operations.Wake(ref)
+			s.conversations.Look(ref)
+		}},
 		TrustedProxies: proxies, ErrorPage: console.ErrorPage, Version: version})
 	return e
 }

@@ -28,8 +28,31 @@ type workspaceView struct {
 	ChangedFields     []string        `json:"changed_fields"`
 	ConversationCount int             `json:"conversation_count"`
 	Error             *setupError     `json:"error"`
+	Transition        string          `json:"transition"`
+	IdleSince         *time.Time      `json:"idle_since"`
+	ParksAt           *time.Time      `json:"parks_at"`
+	WaitingReason     string          `json:"waiting_reason"`
+	DiskBytes         int64           `json:"disk_bytes"`
+	Limits            machineLimits   `json:"limits"`
+	Use               *machineUse     `json:"use"`
 	LastActiveAt      time.Time       `json:"last_active_at"`
 	raw               json.RawMessage `json:"-"`
+}
+
+// machineLimits are what a machine was made with.
+type machineLimits struct {
+	DiskBytes int64 `json:"disk_bytes"`
+}
+
+// machineUse is what a machine that is up uses.
+type machineUse struct {
+	MemoryBytes int64    `json:"memory_bytes"`
+	MemoryLimit int64    `json:"memory_limit_bytes"`
+	CPUs        *float64 `json:"cpus"`
+	CPULimit    float64  `json:"cpu_limit"`
+	CPUSeconds  float64  `json:"cpu_seconds"`
+	DiskBytes   int64    `json:"disk_bytes"`
+	DiskLimit   int64    `json:"disk_limit_bytes"`
 }
 
 type setupError struct {
@@ -282,10 +305,74 @@ func showWorkspace(w workspaceView, asJSON bool) error {
 		return p.json(w.raw)
 	}
 	p.text(fmt.Sprintf("%s  %s\nid %s\n", w.Name, w.state(), w.ID))
+	for _, fact := range w.facts(time.Now()) {
+		p.text(fact + "\n")
+	}
 	if w.Error != nil {
 		p.text(fmt.Sprintf("✕ %s: %s\n%s\n", w.Error.Step, w.Error.Message, strings.TrimRight(w.Error.OutputTail, "\n")))
 	}
 	return nil
+}
+
+// facts say how a workspace's machine does.
+func (w workspaceView) facts(now time.Time) (lines []string) {
+	if w.Transition != "" && w.Status != "provisioning" {
+		lines = append(lines, "machine "+w.Transition)
+	}
+	if w.WaitingReason != "" {
+		lines = append(lines, w.WaitingReason)
+	}
+	switch {
+	case w.ParksAt != nil:
+		lines = append(lines, "parks in "+remaining(w.ParksAt.Sub(now))+" if nothing runs")
+	case w.IdleSince != nil:
+		lines = append(lines, "idle since "+w.IdleSince.Local().Format("Mon 15:04"))
+	}
+	of := func(name string, used, limit int64) string {
+		line := name + " " + size(used)
+		if limit > 0 {
+			line += " of " + size(limit)
+		}
+		return line
+	}
+	u := w.Use
+	if u == nil {
+		if w.DiskBytes > 0 {
+			lines = append(lines, of("disk", w.DiskBytes, w.Limits.DiskBytes))
+		}
+		return lines
+	}
+	cpu := fmt.Sprintf("processors %.1f s used", u.CPUSeconds)
+	if u.CPUs != nil && u.CPULimit > 0 {
+		cpu = fmt.Sprintf("processors %.1f of %g, %.1f s used", *u.CPUs, u.CPULimit, u.CPUSeconds)
+	}
+	return append(lines, of("memory", u.MemoryBytes, u.MemoryLimit), cpu, of("disk", u.DiskBytes, u.DiskLimit))
+}
+
+// remaining is a time to come: "under a minute", "41 min", "2 h 05 min".
+func remaining(d time.Duration) string {
+	switch minutes := int(d.Minutes()); {
+	case minutes < 1:
+		return "under a minute"
+	case minutes < 60:
+		return fmt.Sprintf("%d min", minutes)
+	default:
+		return fmt.Sprintf("%d h %02d min", minutes/60, minutes%60)
+	}
+}
+
+// size is a number of bytes, in powers of 1,000 as the pages show it.
+func size(n int64) string {
+	if n < 1000 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, unit := float64(n), ""
+	for _, unit = range []string{"kB", "MB", "GB", "TB"} {
+		if v /= 1000; v < 999.95 {
+			break
+		}
+	}
+	return fmt.Sprintf("%.1f %s", v, unit)
 }
 
 func workspaceCall(c *cobra.Command, cl *client.Client, method, path string, in any) (workspaceView, error) {

@@ -39,7 +39,7 @@ func filter(c echo.Context) conversation.Filter {
 // ConversationsStream keeps the list true: GET /conversations/stream.
 func (w *Console) ConversationsStream(c echo.Context) error {
 	a, f, page := actor(c), filter(c), list(c)
-	return w.live(c, states, func(ctx context.Context) ([]views.Fragment, error) {
+	return w.live(c, states, false, func(ctx context.Context) ([]views.Fragment, error) {
 		rows, _, err := w.conversationRows(ctx, a, f, page)
 		return []views.Fragment{{Target: views.IDList, Swap: views.SwapMorph, Content: views.ConversationList(rows, time.Now())}}, err
 	})
@@ -116,6 +116,8 @@ func waitingText(w conversation.Waiting) string {
 			return "Waiting to begin"
 		}
 		return "Queued behind turn " + w.Detail
+	case conversation.ForHost:
+		return "Waiting for the server whose host runs the machine: it is away"
 	case conversation.ForSetup:
 		if w.Detail != "" {
 			return "Waiting for the setup: " + views.StepWord(w.Detail)

@@ -40,7 +40,7 @@ func (w *Console) ShowHome(c echo.Context) error {
 // HomeStream keeps the home page true: GET /stream.
 func (w *Console) HomeStream(c echo.Context) error {
 	a := actor(c)
-	return w.live(c, states, func(ctx context.Context) ([]views.Fragment, error) {
+	return w.live(c, states, false, func(ctx context.Context) ([]views.Fragment, error) {
 		o, err := w.overview(ctx, a)
 		return []views.Fragment{{Target: views.IDOverview, Swap: views.SwapMorph, Content: views.OverviewRegion(o, time.Now())}}, err
 	})

@@ -151,9 +151,10 @@ func (f *feed) more(items []stream.Item) []stream.Item {
 }
 
 // live keeps a page true that shows a state: it sends what look makes of it at once, and again after events of the
-// account's stream that concern it, at most once a pace. Nothing is lost between page and stream, since every connection
+// account's stream that concern it, at most once a pace; with always it looks again at every beat, for what changes without
+// an event. Nothing is lost between page and stream, since every connection
 // begins with the whole state.
-func (w *Console) live(c echo.Context, concerns func(stream.AccountEvent) bool, look func(context.Context) ([]views.Fragment, error)) error {
+func (w *Console) live(c echo.Context, concerns func(stream.AccountEvent) bool, always bool, look func(context.Context) ([]views.Fragment, error)) error {
 	a := actor(c)
 	leave, err := w.streams.take(a)
 	if err != nil {
@@ -200,6 +201,9 @@ func (w *Console) live(c echo.Context, concerns func(stream.AccountEvent) bool, 
 		case <-beat.C:
 			if o.send(views.Beat) != nil {
 				return nil
+			}
+			if always && due == nil {
+				due = time.After(0)
 			}
 		case <-ctx.Done():
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -97,6 +98,7 @@ func (w *Console) workspaceHead(ctx context.Context, a tenant.Actor, s workspace
 	if s.WaitingReason != "" {
 		h.MachineNote = s.WaitingReason
 	}
+	h.Use = machineUse(s.Use)
 	if s.EnvironmentID != nil {
 		e, err := w.Environments.Get(ctx, a, *s.EnvironmentID)
 		if err != nil {
@@ -112,6 +114,31 @@ func (w *Console) workspaceHead(ctx context.Context, a tenant.Actor, s workspace
 		h.Vault = views.Link{Name: v.Name, URL: "/vaults/" + v.ID.String()}
 	}
 	return h, nil
+}
+
+// scarce is the share of a limit from which on a machine is shown to be short of something.
+const scarce = 0.9
+
+// machineUse shows what a machine that is up uses.
+func machineUse(u *machine.Use) []views.MachineUse {
+	if u == nil {
+		return nil
+	}
+	of := func(name string, used, limit int64) views.MachineUse {
+		m := views.MachineUse{Name: name, Used: views.Size(used)}
+		if limit > 0 {
+			m.Limit, m.Full = views.Size(limit), float64(used) >= scarce*float64(limit)
+		}
+		return m
+	}
+	cpu := views.MachineUse{Name: "processors", Used: views.Took(time.Duration(u.CPUSeconds*float64(time.Second))) + " used"}
+	if u.CPUs != nil {
+		cpu.Used = strconv.FormatFloat(*u.CPUs, 'f', 1, 64)
+		if u.CPULimit > 0 {
+			cpu.Limit = strconv.FormatFloat(u.CPULimit, 'f', -1, 64)
+		}
+	}
+	return []views.MachineUse{of("memory", u.MemoryBytes, u.MemoryLimit), cpu, of("disk", u.DiskBytes, u.DiskLimit)}
 }
 
 // since is when a setup that runs began; zero when none runs.
@@ -176,7 +203,7 @@ func (w *Console) WorkspaceStream(c echo.Context) error {
 	}
 	tab := c.QueryParam("tab")
 	var shown setupShown
-	return w.live(c, about(at), func(ctx context.Context) ([]views.Fragment, error) {
+	return w.live(c, about(at), true, func(ctx context.Context) ([]views.Fragment, error) {
 		s, err := w.Workspaces.Get(ctx, a, at)
 		if refusal.Is(err, refusal.NotFound) && shown.steps != nil {
 			return []views.Fragment{views.Announce("This workspace was deleted."), {Target: views.IDWorkspace, Swap: views.SwapInner, Content: views.WorkspaceGone()}}, nil

@@ -31,7 +31,7 @@ func (w *Console) ListWorkspaces(c echo.Context) error {
 // WorkspacesStream keeps the list true: GET /workspaces/stream.
 func (w *Console) WorkspacesStream(c echo.Context) error {
 	a, page := actor(c), list(c)
-	return w.live(c, states, func(ctx context.Context) ([]views.Fragment, error) {
+	return w.live(c, states, false, func(ctx context.Context) ([]views.Fragment, error) {
 		rows, _, err := w.workspaceRows(ctx, a, page)
 		return []views.Fragment{{Target: views.IDList, Swap: views.SwapMorph, Content: views.WorkspaceList(rows, time.Now())}}, err
 	})

@@ -22,6 +22,7 @@ type Config struct {
 	Data        string
 	Listen      string
 	URL         string
+	HostURL     string
 	DatabaseURL string
 
 	AppDatabaseURL      string
@@ -98,6 +99,7 @@ var Settings = []Setting{
 		return nil
 	}},
 	{Flag: "url", Help: "public URL of this server, as browsers see it (default: http:// and the listen address)", bind: text(func(c *Config) *string { return &c.URL }), check: func(c *Config) error { return webURL(c.URL) }},
+	{Flag: "host-url", Help: "where the other servers on the same database reach this one, and no other (default: the URL)", bind: text(func(c *Config) *string { return &c.HostURL }), check: func(c *Config) error { return webURL(c.HostURL) }},
 	{Flag: "database-url", Help: "a PostgreSQL that is already there, 15 or newer (default: an embedded one under the data directory)", bind: text(func(c *Config) *string { return &c.DatabaseURL }), check: func(c *Config) error { return pgURL(c.DatabaseURL) }},
 	{Flag: "app-database-url", Help: "the app login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.AppDatabaseURL }), check: func(c *Config) error { return pgURL(c.AppDatabaseURL) }},
 	{Flag: "platform-database-url", Help: "the platform login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.PlatformDatabaseURL }), check: func(c *Config) error { return pgURL(c.PlatformDatabaseURL) }},

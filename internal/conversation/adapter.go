@@ -124,10 +124,10 @@ func token(c queries.Conversation, a adapter, plain secret.Value, bound *inferen
 	return t
 }
 
-// Restore tells the broker about the tokens of every adapter of an account's conversations: after a restart of the
+// Restore tells the broker about the tokens of every adapter of an account's conversations on this host: after a restart of the
 // server, before the broker forgets what nobody named.
 func (s *Service) Restore(ctx context.Context, tenantID uuid.UUID) error {
-	rows, err := s.db.Tenant(tenantID).ConversationsWithAdapter(ctx)
+	rows, err := s.db.Tenant(tenantID).ConversationsWithAdapter(ctx, s.o.Owner)
 	if err != nil {
 		return fmt.Errorf("list conversations with an adapter: %w", err)
 	}

@@ -51,7 +51,7 @@ func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUI
 			turn, err = s.withdraw(ctx, tx, target, ByWithdrawal)
 		} else {
 			turn, err = tx.AskInterrupt(ctx, "", target.ID)
-			tx.OnCommit(func() { s.interrupt(target.ID) })
+			tx.OnCommit(func() { s.ask(actor.TenantID, target.ID) })
 		}
 		if err != nil {
 			return err
@@ -157,7 +157,7 @@ func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c
 		} else {
 			running = true
 			_, err = tx.AskInterrupt(ctx, "", t.ID)
-			tx.OnCommit(func() { s.interrupt(t.ID) })
+			tx.OnCommit(func() { s.ask(actor.TenantID, t.ID) })
 		}
 		if err != nil {
 			return err

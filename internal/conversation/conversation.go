@@ -39,7 +39,7 @@ type Tokens interface {
 	Gone(ctx context.Context, boot string) bool
 }
 
-// Options of the service. All but Log are required.
+// Options of the service. All but Tell and Log are required.
 type Options struct {
 	Owner       uuid.UUID // of this server, the same after a restart: who holds operations
 	RuntimesDir string    // where adapters are installed, absolute
@@ -53,6 +53,10 @@ type Options struct {
 	Writer     *transcript.Writer
 	Account    *stream.Account
 	Quotas     quota.Defaults
+
+	// Tell has the server that does an operation, or must, look at it, when that is another one (see machine.Service.Tell). nil:
+	// nobody is told.
+	Tell func(ctx context.Context, ref db.Ref, host *uuid.UUID)
 
 	Log *slog.Logger // nil: slog.Default()
 }

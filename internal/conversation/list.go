@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -142,14 +144,37 @@ func (s *Service) views(ctx context.Context, q *queries.Queries, rows []conversa
 	for _, u := range sums {
 		use[u.ConversationID] = UsageTotal{Input: u.Input, Output: u.Output, CacheRead: u.CacheRead, CacheWrite: u.CacheWrite, CostMicros: u.CostMicros}
 	}
+	gone, err := s.gone(ctx, q, slices.Collect(maps.Keys(open))...)
+	if err != nil {
+		return nil, err
+	}
 	views := make([]Conversation, len(rows))
 	for i, r := range rows {
 		id := r.conversation.ID
 		if views[i], err = viewConversation(r.conversation, r.workspace, r.agentName, r.firstPrompt, open[id], use[id]); err != nil {
 			return nil, err
 		}
+		if since, away := gone[id]; away && views[i].CurrentTurn != nil {
+			views[i].CurrentTurn.waitForHost(since)
+		}
 	}
 	return views, nil
+}
+
+// gone are the conversations whose machine's server is away, since when. Only open turns wait for one.
+func (s *Service) gone(ctx context.Context, q *queries.Queries, ids ...uuid.UUID) (map[uuid.UUID]time.Time, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	rows, err := q.AwayConversations(ctx, ids)
+	if err != nil {
+		return nil, fmt.Errorf("look for servers that are away: %w", err)
+	}
+	since := map[uuid.UUID]time.Time{}
+	for _, r := range rows {
+		since[r.ID] = r.SeenAt
+	}
+	return since, nil
 }
 
 // Turns shows the turns of a conversation, oldest first. The page's cursor is the number of the last one of the page
@@ -171,7 +196,7 @@ func (s *Service) Turns(ctx context.Context, actor tenant.Actor, id uuid.UUID, p
 	if err != nil {
 		return input.List[Turn]{}, fmt.Errorf("list open turns: %w", err)
 	}
-	turns, err := viewTurns(rows, open)
+	turns, err := s.viewOpen(ctx, q, rows, open)
 	if err != nil {
 		return input.List[Turn]{}, err
 	}
@@ -196,11 +221,30 @@ func (s *Service) Turn(ctx context.Context, actor tenant.Actor, id uuid.UUID, nu
 	if err != nil {
 		return Turn{}, fmt.Errorf("list open turns: %w", err)
 	}
-	turns, err := viewTurns([]queries.Turn{row}, open)
+	turns, err := s.viewOpen(ctx, q, []queries.Turn{row}, open)
 	if err != nil {
 		return Turn{}, err
 	}
 	return turns[0], nil
+}
+
+// viewOpen is viewTurns that says of open ones when the machine's server is away.
+func (s *Service) viewOpen(ctx context.Context, q *queries.Queries, rows, open []queries.Turn) ([]Turn, error) {
+	turns, err := viewTurns(rows, open)
+	if err != nil || len(open) == 0 {
+		return turns, err
+	}
+	id := open[0].ConversationID
+	gone, err := s.gone(ctx, q, id)
+	if err != nil {
+		return nil, err
+	}
+	if since, away := gone[id]; away {
+		for i := range turns {
+			turns[i].waitForHost(since)
+		}
+	}
+	return turns, nil
 }
 
 // maxTurns is the largest number that a turn can have.

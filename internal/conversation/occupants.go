@@ -45,7 +45,7 @@ func (s *Service) InterruptTurns(ctx context.Context, tenantID, workspaceID uuid
 			if _, err := tx.AskInterrupt(ctx, reason, t.ID); err != nil {
 				return err
 			}
-			tx.OnCommit(func() { s.interrupt(t.ID) })
+			tx.OnCommit(func() { s.ask(tenantID, t.ID) })
 			return s.tell(ctx, tx, tenantID, t.ConversationID)
 		})
 		if err != nil && !db.NotFound(err) { // it has ended meanwhile, or not begun

@@ -292,4 +292,21 @@ func TestAParkAndAPromptThatMeet(t *testing.T) {
 	if prompts := conversationtest.Bodies[transcript.PromptBody](p.World, after, transcript.Prompt); len(prompts) != 2 {
 		t.Errorf("%d prompts", len(prompts))
 	}
+	// A prompt whose machine may not start is refused as it is sent: nothing of it is shown, and the machine stays parked.
+	p.pass(first, 2*time.Hour)
+	p.sweep()
+	p.parked(first)
+	p.exec("update quotas set running_machines = 1 where tenant_id = $1", p.Owner.TenantID) // and one runs
+	_, err := p.Conversations.Prompt(t.Context(), p.Owner.Actor, before, conversation.PromptInput{Prompt: "say too much"})
+	if r, _ := refusal.As(err); !refusal.Is(err, refusal.SandboxQuotaExceeded) || r.RetryAfterSeconds() == 0 {
+		t.Errorf("over the account's cap: %v", err)
+	}
+	if c, err := p.Conversations.Get(t.Context(), p.Owner.Actor, before); err != nil || c.TurnCount != 2 || c.CurrentTurn != nil {
+		t.Errorf("after it: %+v %v", c, err)
+	}
+	if got := p.show(first); got.MachineStatus != machine.Suspended || got.Transition != "" || p.operations(first, "wake", "done") != 0 {
+		t.Errorf("its machine is %s %s", got.MachineStatus, got.Transition)
+	}
+	p.exec("update quotas set running_machines = null where tenant_id = $1", p.Owner.TenantID)
+	must(t, p.Ask(before, "say again"), conversation.Completed, "")
 }

@@ -165,6 +165,9 @@ func (s *Service) accept(ctx context.Context, tx db.Tx, actor tenant.Actor, c qu
 	if err != nil {
 		return queries.Turn{}, err
 	}
+	if err := s.o.Workspaces.AdmitTx(ctx, tx, c.TenantID, c.WorkspaceID); err != nil {
+		return queries.Turn{}, err
+	}
 	if err := quota.TakePrompt(ctx, tx, c.TenantID, s.o.Quotas); err != nil {
 		return queries.Turn{}, err
 	}

@@ -179,7 +179,7 @@ func (t *turn) drive(ctx context.Context) error {
 		return t.await(ctx, p)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, errWithdrawn), errors.Is(err, errFenced):
+	case errors.Is(err, errWithdrawn), errors.Is(err, errFenced), errors.Is(err, workspace.ErrElsewhere):
 		return err
 	case db.Away(err):
 		return err // the prompt was not sent: the turn is begun again when PostgreSQL is back

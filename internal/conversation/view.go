@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -30,6 +31,7 @@ const (
 // What a turn waits for.
 const (
 	ForQueue   = "queue"   // the turns before it
+	ForHost    = "host"    // the server of the machine's host, which is away
 	ForSetup   = "setup"   // the workspace's setup
 	ForMachine = "machine" // the machine to start or wake
 	ForHome    = "home"    // its config home to be made
@@ -158,8 +160,8 @@ type Turn struct {
 
 // Waiting says what a turn waits for, and since when.
 type Waiting struct {
-	Reason string    `json:"reason" enum:"queue,setup,machine,home,adapter,session,model"`
-	Detail string    `json:"detail" doc:"the setup's step, or the turn before it"`
+	Reason string    `json:"reason" enum:"queue,host,setup,machine,home,adapter,session,model"`
+	Detail string    `json:"detail" doc:"the setup's step, or the number of the turn before it"`
 	Since  time.Time `json:"since"`
 }
 
@@ -218,12 +220,29 @@ func viewTurns(rows, open []queries.Turn) ([]Turn, error) {
 		if turns[i], err = viewTurn(r); err != nil {
 			return nil, err
 		}
-		if r.Status == Pending {
-			turns[i].QueuePosition = slices.IndexFunc(open, func(t queries.Turn) bool { return t.ID == r.ID })
+		if r.Status != Pending {
+			continue
 		}
-		turns[i].QueuePosition = max(turns[i].QueuePosition, 0)
+		if n := slices.IndexFunc(open, func(t queries.Turn) bool { return t.ID == r.ID }); n > 0 {
+			turns[i].QueuePosition = n
+			if w := turns[i].WaitingFor; w != nil && w.Reason == ForQueue {
+				w.Detail = strconv.Itoa(int(open[n-1].TurnNumber))
+			}
+		}
 	}
 	return turns, nil
+}
+
+// waitForHost says of an open turn that it waits for the server of its machine's host, which is away since then. What waits
+// behind another turn waits for that one.
+func (t *Turn) waitForHost(since time.Time) {
+	if t.EndedAt != nil || t.QueuePosition > 0 {
+		return
+	}
+	if t.InsertedAt.After(since) {
+		since = t.InsertedAt
+	}
+	t.WaitingFor = &Waiting{Reason: ForHost, Since: since}
 }
 
 func problemOf(raw json.RawMessage) (*Problem, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"managoat/db"
+	"managoat/internal/workspace"
 	"managoat/queries"
 )
 
@@ -35,15 +36,16 @@ var (
 // worker keeps track of what runs.
 type worker struct {
 	mu      sync.Mutex
-	kicked  map[db.Ref]struct{}    // conversations with new work
-	opened  []opened               // turns that were just made
-	active  map[uuid.UUID]struct{} // operations that run here
+	kicked  map[db.Ref]struct{}         // conversations with new work
+	opened  []opened                    // turns that were just made
+	asked   []db.Ref                    // turns that somebody asked to interrupt, and that another server may run
+	active  map[uuid.UUID]chan struct{} // operations that run here: a note that something was asked of one
 	signal  chan struct{}
 	running sync.WaitGroup
 }
 
 func (w *worker) init() {
-	w.kicked, w.active, w.signal = map[db.Ref]struct{}{}, map[uuid.UUID]struct{}{}, make(chan struct{}, 1)
+	w.kicked, w.active, w.signal = map[db.Ref]struct{}{}, map[uuid.UUID]chan struct{}{}, make(chan struct{}, 1)
 }
 
 // kick says that a conversation may have work to do. It never waits.
@@ -65,6 +67,20 @@ type opened struct {
 func (s *Service) open(ref db.Ref, sent *operation) {
 	s.work.mu.Lock()
 	s.work.opened = append(s.work.opened, opened{ref, sent})
+	s.work.mu.Unlock()
+	s.work.wake()
+}
+
+// Look has an operation begin here, or, if it runs here, see what was asked of it: another server's person did.
+func (s *Service) Look(ref db.Ref) { s.open(ref, nil) }
+
+// ask has a turn end that somebody asked to interrupt, wherever it runs. It never waits.
+func (s *Service) ask(tenantID, turnID uuid.UUID) {
+	if s.interrupt(turnID) {
+		return
+	}
+	s.work.mu.Lock()
+	s.work.asked = append(s.work.asked, db.Ref{TenantID: tenantID, ID: turnID})
 	s.work.mu.Unlock()
 	s.work.wake()
 }
@@ -91,7 +107,7 @@ func (s *Service) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.work.signal:
-			kicked, opened := s.work.take()
+			kicked, opened, asked := s.work.take()
 			for _, o := range opened {
 				if o.sent != nil {
 					s.start(ctx, o.ref, func() (*operation, error) { return o.sent, nil })
@@ -102,8 +118,11 @@ func (s *Service) Run(ctx context.Context) error {
 			for _, ref := range kicked {
 				s.startNext(ctx, ref)
 			}
+			for _, ref := range asked {
+				s.work.running.Go(func() { s.tellOfTurn(ctx, ref) })
+			}
 		case <-sweep.C:
-			refs, err := s.db.Due(ctx, db.DueOperations)
+			refs, err := s.db.Due(ctx, db.DueOperations, s.o.Owner)
 			if err != nil {
 				if ctx.Err() == nil {
 					s.log.Warn("look for due operations", "error", err)
@@ -129,13 +148,33 @@ func (s *Service) adopt(ctx context.Context) error {
 	return nil
 }
 
-func (w *worker) take() (kicked []db.Ref, opened []opened) {
+func (w *worker) take() (kicked []db.Ref, opened []opened, asked []db.Ref) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	kicked, opened = slices.Collect(maps.Keys(w.kicked)), w.opened
+	kicked, opened, asked = slices.Collect(maps.Keys(w.kicked)), w.opened, w.asked
 	clear(w.kicked)
-	w.opened = nil
-	return kicked, opened
+	w.opened, w.asked = nil, nil
+	return kicked, opened, asked
+}
+
+// tellOthers tells the server of an operation that it should look at it, when that is another one. That one finds it by itself too, a
+// little later.
+func (s *Service) tellOthers(ctx context.Context, ref db.Ref) {
+	if s.o.Tell != nil {
+		s.o.Tell(ctx, ref, nil)
+	}
+}
+
+func (s *Service) tellOfTurn(ctx context.Context, turn db.Ref) {
+	id, err := s.db.Tenant(turn.TenantID).OperationOfTurn(ctx, turn.ID)
+	if db.NotFound(err) {
+		return // it has ended
+	}
+	if err != nil {
+		s.log.Warn("look for a turn's operation", "turn", turn.ID, "error", err)
+		return
+	}
+	s.tellOthers(ctx, db.Ref{TenantID: turn.TenantID, ID: id})
 }
 
 // startNext starts what a conversation has to do.
@@ -163,11 +202,18 @@ func (s *Service) claim(ctx context.Context, ref db.Ref, adopt bool) {
 // start runs the operation that take makes ours.
 func (s *Service) start(ctx context.Context, ref db.Ref, take func() (*operation, error)) {
 	s.work.mu.Lock()
-	if _, ok := s.work.active[ref.ID]; ok || ctx.Err() != nil {
+	if look, ok := s.work.active[ref.ID]; ok || ctx.Err() != nil {
 		s.work.mu.Unlock()
+		if ok {
+			select {
+			case look <- struct{}{}:
+			default:
+			}
+		}
 		return
 	}
-	s.work.active[ref.ID] = struct{}{}
+	look := make(chan struct{}, 1)
+	s.work.active[ref.ID] = look
 	s.work.running.Add(1)
 	s.work.mu.Unlock()
 	go func() {
@@ -183,12 +229,15 @@ func (s *Service) start(ctx context.Context, ref db.Ref, take func() (*operation
 		}()
 		op, err := take()
 		if err != nil {
-			if !db.NotFound(err) && ctx.Err() == nil {
+			switch {
+			case db.NotFound(err): // it must wait, has ended, or is another server's
+				s.work.running.Go(func() { s.tellOthers(ctx, ref) })
+			case ctx.Err() == nil:
 				s.log.Warn("claim an operation", "operation", ref.ID, "error", err)
 			}
 			return
 		}
-		conversation = op.row.ConversationID
+		conversation, op.look = op.row.ConversationID, look
 		s.run(ctx, op)
 	}()
 }
@@ -197,8 +246,9 @@ func (s *Service) start(ctx context.Context, ref db.Ref, take func() (*operation
 type operation struct {
 	s    *Service
 	row  queries.Operation
-	sent *turn    // whose prompt was sent as it was made, to
-	to   *process // this agent
+	sent *turn           // whose prompt was sent as it was made, to
+	to   *process        // this agent
+	look <-chan struct{} // a note that something was asked of it
 
 	mu    sync.Mutex // held over a write: a lease is not renewed between an end's commit and our knowing of it
 	ended bool
@@ -225,6 +275,9 @@ func (s *Service) run(ctx context.Context, op *operation) {
 	case err == nil:
 	case errors.Is(err, errWithdrawn):
 		op.release(ctx)
+	case errors.Is(err, workspace.ErrElsewhere):
+		op.release(ctx)
+		s.tellOthers(ctx, db.Ref{TenantID: op.row.TenantID, ID: op.row.ID})
 	case errors.Is(context.Cause(ctx), errFenced), errors.Is(err, errFenced):
 		s.log.Warn("an operation went to another server", "operation", op.row.ID, "epoch", op.row.Epoch)
 	default:
@@ -244,6 +297,7 @@ func (op *operation) renew(ctx context.Context, cancel context.CancelCauseFunc) 
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-op.look:
 		}
 		op.mu.Lock()
 		if op.ended {
@@ -335,15 +389,17 @@ func (s *Service) persist(ctx context.Context, write func() error) error {
 	}
 }
 
-// interrupt tells the turn that somebody asked to interrupt it. A turn that is not ours is told by its own server.
-func (s *Service) interrupt(turnID uuid.UUID) {
+// interrupt tells the turn that somebody asked to interrupt it, and whether it runs here.
+func (s *Service) interrupt(turnID uuid.UUID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if asked, ok := s.turns[turnID]; ok {
+	asked, ok := s.turns[turnID]
+	if ok {
 		select {
 		case <-asked:
 		default:
 			close(asked)
 		}
 	}
+	return ok
 }

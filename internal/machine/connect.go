@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"net"
 
 	"github.com/google/uuid"
 
@@ -19,25 +20,35 @@ type link struct {
 
 // Connect returns the connection to a machine's guest. It never starts a machine.
 func (s *Service) Connect(ctx context.Context, tenantID, id uuid.UUID) (*guest.Client, error) {
-	row, _, err := s.here(ctx, tenantID, id)
+	row, err := s.row(ctx, tenantID, id)
 	if err != nil {
 		return nil, err
 	}
 	return s.ConnectTo(ctx, row)
 }
 
-// ConnectTo is Connect for a caller that has just read the machine's row.
+// ConnectTo is Connect for a caller that has just read the machine's row. A machine on another host is reached through that
+// one's server.
 func (s *Service) ConnectTo(ctx context.Context, row queries.Machine) (*guest.Client, error) {
-	p, err := s.providerHere(ctx, row)
+	if status := Status(row.Status); status != Starting && status != Ready {
+		return nil, NotReady(status)
+	}
+	if s.Elsewhere(row) {
+		to, err := s.server(ctx, *row.HostID) // also where a connection stands: a server that hangs ends none
+		if err != nil {
+			return nil, err
+		}
+		return s.dial(ctx, row.ID, func(ctx context.Context) (net.Conn, error) { return s.remoteGuest(ctx, to, row) })
+	}
+	p, err := s.Provider(row.Provider)
 	if err != nil {
 		return nil, err
 	}
-	switch Status(row.Status) {
-	case Starting, Ready:
-		return s.dial(ctx, p, row)
-	default:
-		return nil, NotReady(Status(row.Status))
-	}
+	return s.dialHere(ctx, p, row)
+}
+
+func (s *Service) dialHere(ctx context.Context, p sandbox.Provider, row queries.Machine) (*guest.Client, error) {
+	return s.dial(ctx, row.ID, func(ctx context.Context) (net.Conn, error) { return p.Guest(ctx, row.ProviderRef) })
 }
 
 // NotReady is the refusal of what needs a machine that is up.
@@ -49,13 +60,13 @@ func NotReady(status Status) *refusal.Refusal {
 	return refusal.New(refusal.SandboxNotReady, "The machine is %s. A read never wakes it; a prompt does.", word).With("status", string(status))
 }
 
-func (s *Service) dial(ctx context.Context, p sandbox.Provider, row queries.Machine) (*guest.Client, error) {
+func (s *Service) dial(ctx context.Context, id uuid.UUID, open func(context.Context) (net.Conn, error)) (*guest.Client, error) {
 	s.mu.Lock()
-	l := s.links[row.ID]
+	l := s.links[id]
 	if l == nil {
 		l = &link{turn: make(chan struct{}, 1)}
 		l.turn <- struct{}{}
-		s.links[row.ID] = l
+		s.links[id] = l
 	}
 	s.mu.Unlock()
 	select {
@@ -73,7 +84,7 @@ func (s *Service) dial(ctx context.Context, p sandbox.Provider, row queries.Mach
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	conn, err := p.Guest(ctx, row.ProviderRef)
+	conn, err := open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +94,7 @@ func (s *Service) dial(ctx context.Context, p sandbox.Provider, row queries.Mach
 	}
 	l.client = client
 	s.mu.Lock()
-	current := s.links[row.ID] == l
+	current := s.links[id] == l
 	s.mu.Unlock()
 	if !current {
 		client.Close() // the machine was stopped meanwhile
@@ -97,6 +108,7 @@ func (s *Service) unlink(id uuid.UUID) {
 	s.mu.Lock()
 	l := s.links[id]
 	delete(s.links, id)
+	delete(s.samples, id)
 	s.mu.Unlock()
 	if l == nil {
 		return
@@ -105,6 +117,27 @@ func (s *Service) unlink(id uuid.UUID) {
 	defer func() { l.turn <- struct{}{} }()
 	if l.client != nil {
 		l.client.Close()
+	}
+}
+
+// forget drops the connections that have ended: a machine on another host is stopped there.
+func (s *Service) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, l := range s.links {
+		select {
+		case <-l.turn:
+		default:
+			continue // somebody dials
+		}
+		if l.client != nil {
+			select {
+			case <-l.client.Done():
+				delete(s.links, id)
+			default:
+			}
+		}
+		l.turn <- struct{}{}
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"managoat/db"
 	"managoat/internal/broker"
 	"managoat/internal/machine/operation"
+	"managoat/internal/peer"
 	"managoat/internal/quota"
 	"managoat/internal/refusal"
 	"managoat/queries"
@@ -54,7 +55,6 @@ const (
 	inspectTimeout = 10 * time.Second // what only asks
 	connectTimeout = 10 * time.Second // to a guest that should be there
 	reachTimeout   = 15 * time.Second // until the egress process reaches a machine that just started
-	hostDead       = 30 * time.Second // without a sign of life
 	fleetRetry     = time.Minute      // a client's next try when the instance is full
 	awayRetry      = 10 * time.Second // a client's next try when a machine or its host does not answer
 )
@@ -68,6 +68,7 @@ type Options struct {
 	Providers map[string]sandbox.Provider // the enabled ones, by name
 	Default   string                      // the provider of workspaces that name none
 
+	Peers  *peer.Client // nil: other servers cannot be asked
 	Egress *broker.Client
 	Limits sandbox.Limits
 	Mounts func(context.Context) ([]sandbox.Mount, error) // what every new machine sees of the host; nil: nothing
@@ -87,8 +88,9 @@ type Service struct {
 	log      *slog.Logger
 	onChange OnChange
 
-	mu    sync.Mutex
-	links map[uuid.UUID]*link // by machine
+	mu      sync.Mutex
+	links   map[uuid.UUID]*link     // by machine
+	samples map[uuid.UUID]cpuSample // by machine of this host
 }
 
 // New makes the service. onChange may be nil.
@@ -102,7 +104,7 @@ func New(d *db.DB, o Options, onChange OnChange) *Service {
 	if onChange == nil {
 		onChange = func(context.Context, db.Tx, uuid.UUID, uuid.UUID) error { return nil }
 	}
-	return &Service{db: d, o: o, log: o.Log, onChange: onChange, links: map[uuid.UUID]*link{}}
+	return &Service{db: d, o: o, log: o.Log, onChange: onChange, links: map[uuid.UUID]*link{}, samples: map[uuid.UUID]cpuSample{}}
 }
 
 // Host is the id of this server's host.
@@ -254,7 +256,7 @@ func (s *Service) start(ctx context.Context, p sandbox.Provider, row queries.Mac
 	if err := p.Start(ctx, row.ProviderRef); err != nil {
 		return nil, err
 	}
-	return s.dial(ctx, p, row)
+	return s.dialHere(ctx, p, row)
 }
 
 // Route tells the egress process about a machine that runs, with its policy as built, and waits until it reaches it.
@@ -376,10 +378,7 @@ func (s *Service) use(ctx context.Context, p sandbox.Provider, ref string) sandb
 
 // Destroy removes a machine with its disk. What is gone already is success. status is what its row says from then on.
 func (s *Service) Destroy(ctx context.Context, h *operation.Held, row queries.Machine, status Status) error {
-	if row.HostID != nil && *row.HostID != s.o.Host {
-		return s.elsewhere(ctx, *row.HostID)
-	}
-	p, err := s.Provider(row.Provider)
+	p, err := s.providerHere(ctx, row)
 	if err != nil {
 		return err
 	}
@@ -419,18 +418,6 @@ func (s *Service) remove(ctx context.Context, p sandbox.Provider, id uuid.UUID, 
 		}
 	}
 	return nil
-}
-
-// elsewhere refuses what only another host can do.
-func (s *Service) elsewhere(ctx context.Context, host uuid.UUID) error {
-	h, err := s.db.Lookup().Host(ctx, hostDead.Seconds(), host)
-	if err != nil && !db.NotFound(err) {
-		return fmt.Errorf("look for the machine's host: %w", err)
-	}
-	if err == nil && h.Alive {
-		return refusal.New(refusal.MachineHostUnreachable, "The machine runs on another server of this instance (%s). Ask that one.", h.Url).RetryAfter(awayRetry)
-	}
-	return refusal.New(refusal.MachineHostUnreachable, "The server whose host runs the machine is away. The machine and its disk are kept; try again when it is back.").RetryAfter(awayRetry)
 }
 
 // Park stops a machine, keeps its disk, and ends the operation. The operation's payload is why; it is kept as the machine's
@@ -502,15 +489,6 @@ func Size(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// Stats tells what a machine uses now.
-func (s *Service) Stats(ctx context.Context, tenantID, id uuid.UUID) (sandbox.Stats, error) {
-	row, p, err := s.here(ctx, tenantID, id)
-	if err != nil {
-		return sandbox.Stats{}, err
-	}
-	return p.Stats(ctx, row.ProviderRef)
-}
-
 // Inspect asks the provider about a machine.
 func (s *Service) Inspect(ctx context.Context, tenantID, id uuid.UUID) (sandbox.Info, error) {
 	row, p, err := s.here(ctx, tenantID, id)
@@ -522,23 +500,34 @@ func (s *Service) Inspect(ctx context.Context, tenantID, id uuid.UUID) (sandbox.
 	return p.Inspect(ctx, row.ProviderRef)
 }
 
-// here reads the row of a machine that this host runs.
-func (s *Service) here(ctx context.Context, tenantID, id uuid.UUID) (queries.Machine, sandbox.Provider, error) {
+func (s *Service) row(ctx context.Context, tenantID, id uuid.UUID) (queries.Machine, error) {
 	row, err := s.db.Tenant(tenantID).Machine(ctx, id)
 	if db.NotFound(err) {
-		return row, nil, refusal.NotFoundError()
+		return row, refusal.NotFoundError()
 	}
 	if err != nil {
-		return row, nil, fmt.Errorf("read the machine: %w", err)
+		return row, fmt.Errorf("read the machine: %w", err)
+	}
+	return row, nil
+}
+
+// here reads the row of a machine that this host runs.
+func (s *Service) here(ctx context.Context, tenantID, id uuid.UUID) (queries.Machine, sandbox.Provider, error) {
+	row, err := s.row(ctx, tenantID, id)
+	if err != nil {
+		return row, nil, err
 	}
 	p, err := s.providerHere(ctx, row)
 	return row, p, err
 }
 
-// providerHere is the provider of a machine that this host has.
+// providerHere is the provider of a machine that this host has, or none has yet.
 func (s *Service) providerHere(ctx context.Context, row queries.Machine) (sandbox.Provider, error) {
-	if row.HostID != nil && *row.HostID != s.o.Host {
-		return nil, s.elsewhere(ctx, *row.HostID)
+	if s.Elsewhere(row) {
+		if _, err := s.server(ctx, *row.HostID); err != nil {
+			return nil, err
+		}
+		return nil, refusal.New(refusal.MachineHostUnreachable, "Only the server of the machine's own host can do this.").RetryAfter(awayRetry)
 	}
 	return s.Provider(row.Provider)
 }

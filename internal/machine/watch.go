@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,6 +28,13 @@ func (s *Service) Register(ctx context.Context) error {
 	if err := s.db.Lookup().PutHost(ctx, s.o.Host, s.o.URL); err != nil {
 		return fmt.Errorf("register this host: %w", err)
 	}
+	others, err := s.db.Lookup().HostsAt(ctx, s.o.URL, s.o.Host)
+	if err != nil {
+		return fmt.Errorf("look for hosts at this one's address: %w", err)
+	}
+	if len(others) > 0 {
+		s.log.Warn("another server of this instance gives the same address: give each one its own (--host-url), so that they reach each other", "url", s.o.URL, "hosts", others)
+	}
 	return nil
 }
 
@@ -46,8 +54,11 @@ func (s *Service) Restore(ctx context.Context) error {
 
 // Run gives signs of life, watches the machines of this host, and removes what nobody needs, until ctx ends.
 func (s *Service) Run(ctx context.Context) error {
-	beat, state, slow := time.NewTicker(beatEvery), time.NewTicker(watchEvery), time.NewTicker(reapEvery)
-	defer beat.Stop()
+	// On its own: however long a look at machines takes, this server lives.
+	var beats sync.WaitGroup
+	defer beats.Wait()
+	beats.Go(func() { s.beats(ctx) })
+	state, slow := time.NewTicker(watchEvery), time.NewTicker(reapEvery)
 	defer state.Stop()
 	defer slow.Stop()
 	for {
@@ -55,9 +66,8 @@ func (s *Service) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-beat.C:
-			err = s.beat(ctx)
 		case <-state.C:
+			s.forget()
 			err = s.watch(ctx, look{})
 		case <-slow.C:
 			err = errors.Join(s.watch(ctx, look{measure: true}), s.Reap(ctx))
@@ -68,7 +78,25 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
+// beats gives signs of life until ctx ends.
+func (s *Service) beats(ctx context.Context) {
+	tick := time.NewTicker(beatEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := s.beat(ctx); err != nil && ctx.Err() == nil {
+			s.log.Error("give a sign of life", "error", err)
+		}
+	}
+}
+
 func (s *Service) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+	defer cancel()
 	n, err := s.db.Lookup().SeeHost(ctx, s.o.Host)
 	if err == nil && n == 0 {
 		return s.Register(ctx) // somebody cleared the table
@@ -107,6 +135,9 @@ func (s *Service) look(ctx context.Context, ref db.Ref, what look) error {
 	}
 	p, ok := s.o.Providers[row.Provider]
 	status := Status(row.Status)
+	if s.Elsewhere(row) {
+		return nil // this host's provider does not have it, and that says nothing: its own host's server looks
+	}
 	if !ok || status != Ready && status != Suspended {
 		return nil
 	}
@@ -134,7 +165,9 @@ func (s *Service) look(ctx context.Context, ref db.Ref, what look) error {
 			return s.parkFull(ctx, row, stats)
 		}
 		if what.measure {
-			if n := s.use(ctx, p, row.ProviderRef).DiskBytes; n > 0 {
+			stats := s.use(ctx, p, row.ProviderRef)
+			s.sample(row.ID, stats)
+			if n := stats.DiskBytes; n > 0 {
 				return s.db.Tenant(ref.TenantID).MeasureMachine(ctx, n, row.ID)
 			}
 		}
@@ -190,7 +223,8 @@ func (s *Service) found(ctx context.Context, row queries.Machine, status Status,
 	return s.o.Egress.RemoveMachine(ctx, row.ID)
 }
 
-// Found asks the provider about a machine at once and writes down what it says: for a caller that could not reach it.
+// Found asks the provider about a machine at once and writes down what it says: for a caller that could not reach it. Of a
+// machine on another host nothing is concluded here.
 func (s *Service) Found(ctx context.Context, tenantID, id uuid.UUID) error {
 	return s.look(ctx, db.Ref{TenantID: tenantID, ID: id}, look{})
 }

@@ -23,6 +23,7 @@ const (
 	MCP     Purpose = "mcp"     // MCP servers the server itself calls
 	Webhook Purpose = "webhook" // webhook receivers
 	Machine Purpose = "machine" // whatever a machine connects to, clones included
+	Peer    Purpose = "peer"    // another server of the instance; its address is allowed by the one that calls it, never by a setting
 )
 
 var purposes = []Purpose{Model, Git, MCP, Webhook, Machine}

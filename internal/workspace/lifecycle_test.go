@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -82,18 +83,55 @@ func TestWhatCannotBeAWorkspaceIsRefused(t *testing.T) {
 
 func TestTheInstancesCeilingCountsEveryAccount(t *testing.T) {
 	t.Parallel()
-	w := workspacetest.Quiet(t, func(h *workspacetest.Host) { h.Fleet = 1 })
-	other := w.Account(t)
-	create(t, w, makeEnvironment(t, w, nil))
-	in := environment.New()
-	in.Name = "theirs"
-	env, err := w.Environments.Create(t.Context(), other.Actor, in)
-	if err != nil {
+	w := workspacetest.Quiet(t, func(h *workspacetest.Host) { h.Fleet = 3 })
+	first := create(t, w, makeEnvironment(t, w, nil))
+	// The others ask at once, each account for one: two places are left.
+	var refused atomic.Int64
+	var all sync.WaitGroup
+	for range 6 {
+		other := w.Account(t)
+		in := environment.New()
+		in.Name = "theirs"
+		env, err := w.Environments.Create(t.Context(), other.Actor, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			_, err := w.Workspaces.Create(t.Context(), other.Actor, workspace.CreateInput{Name: "theirs", EnvironmentID: env.ID})
+			switch r, _ := refusal.As(err); {
+			case err == nil:
+			case code(err) != refusal.FleetFull || r.RetryAfterSeconds() == 0:
+				t.Error(err)
+			default:
+				refused.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if n := refused.Load(); n != 4 {
+		t.Errorf("%d of 6 were refused, with two places left", n)
+	}
+	// A wake takes a place too; what is parked has none.
+	conn := w.Instance.Owner(t)
+	if _, err := conn.Exec(t.Context(), "update machines set status = 'suspended', transition = '' where workspace_id = $1", first.ID); err != nil {
 		t.Fatal(err)
 	}
-	_, err = w.Workspaces.Create(t.Context(), other.Actor, workspace.CreateInput{Name: "theirs", EnvironmentID: env.ID})
+	if _, err := conn.Exec(t.Context(), "update workspaces set status = 'ready' where id = $1", first.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), "update operations set state = 'done' where workspace_id = $1", first.ID); err != nil {
+		t.Fatal(err)
+	}
+	env := makeEnvironment(t, w, nil)
+	if _, err := w.Workspaces.Create(t.Context(), w.Owner.Actor, workspace.CreateInput{Name: "in its place", EnvironmentID: env.ID}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := w.Workspaces.Wake(t.Context(), w.Owner.Actor, first.ID)
 	if r, _ := refusal.As(err); code(err) != refusal.FleetFull || r.RetryAfterSeconds() == 0 {
-		t.Errorf("%v", err)
+		t.Errorf("a wake: %v", err)
+	}
+	if got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, first.ID); err != nil || got.MachineStatus != machine.Suspended || got.Transition != "" {
+		t.Errorf("after it the machine is %s %s, %v", got.MachineStatus, got.Transition, err)
 	}
 }
 

@@ -48,7 +48,10 @@ type Waiting struct {
 	Step string // of the setup; of the machine: its transition, when it is on its way down
 }
 
-// Ensure returns when the workspace's machine is up. It waits for a setup that runs, starts one for a workspace that
+// ErrElsewhere says that a workspace's machine is on another host, whose server does what is to be done on it.
+var ErrElsewhere = errors.New("the machine is on another host")
+
+// Ensure returns when the workspace's machine is up on this host; one that another host has is ErrElsewhere. It waits for a setup that runs, starts one for a workspace that
 // failed or whose machine was lost, and starts a machine that is parked; what several callers need at once happens once.
 // A setup that fails is the refusal setup_failed. progress may be nil.
 func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress func(Waiting)) (*Up, error) {
@@ -84,6 +87,8 @@ func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress f
 			if joined, err = s.again(ctx, tenantID, id); err != nil {
 				return nil, err
 			}
+		case s.o.Machines.Elsewhere(row.m) && status != machine.Lost:
+			return nil, ErrElsewhere
 		case status == machine.Lost:
 			return nil, refusal.New(refusal.SandboxUnreachable, "The machine was lost again, right after it was built anew. The next prompt builds another.").RetryAfter(lookEvery)
 		case down(row.m):
@@ -257,6 +262,26 @@ func (s *Service) begun(ctx context.Context, tx db.Tx, w queries.Workspace, m qu
 	}
 	s.wakes(tx, ref)
 	return ref.ID, operation.Wake, s.statusEvent(ctx, tx, w.TenantID, w.ID)
+}
+
+// AdmitTx refuses a prompt when its turn would have to start a machine and no more may run. It takes no place: where the last
+// one goes meanwhile to somebody else, the turn fails of it.
+func (s *Service) AdmitTx(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
+	r, err := tx.Workspace(ctx, id)
+	if err != nil {
+		return fmt.Errorf("read the workspace: %w", err)
+	}
+	switch machine.Status(r.Machine.Status) {
+	case machine.Pending, machine.Starting, machine.Ready:
+		return nil // it is counted
+	}
+	if status := Status(r.Workspace.Status); status != Ready && status != Failed {
+		return nil
+	}
+	if _, err := s.o.Machines.Provider(r.Workspace.Provider); err != nil {
+		return nil // nothing starts, as the turn will say
+	}
+	return s.o.Machines.Admit(ctx, tx, tenantID)
 }
 
 // join returns when an operation has ended. A wake that failed is a refusal.

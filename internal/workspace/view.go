@@ -22,6 +22,7 @@ type record struct {
 	w       queries.Workspace
 	m       queries.Machine
 	waiting string
+	away    bool // the server of the machine's host
 }
 
 func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (record, error) {
@@ -32,7 +33,7 @@ func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (re
 	if err != nil {
 		return record{}, fmt.Errorf("read the workspace: %w", err)
 	}
-	return record{r.Workspace, r.Machine, r.Waiting}, nil
+	return record{r.Workspace, r.Machine, r.Waiting, r.Away}, nil
 }
 
 // views shows rows with what others know of them: the environment as it is now, the conversations.
@@ -107,13 +108,16 @@ func view(r record, now map[string]string) (Workspace, error) {
 	for _, c := range []struct {
 		stored json.RawMessage
 		into   any
-	}{{r.w.Error, &w.Error}, {r.m.Base, &w.Base}, {r.w.Metadata, &w.Metadata}} {
+	}{{r.w.Error, &w.Error}, {r.m.Limits, &w.Limits}, {r.m.Base, &w.Base}, {r.w.Metadata, &w.Metadata}} {
 		if len(c.stored) == 0 {
 			continue
 		}
 		if err := json.Unmarshal(c.stored, c.into); err != nil {
 			return Workspace{}, fmt.Errorf("read the workspace %s: %w", r.w.ID, err)
 		}
+	}
+	if r.away && (w.Status == Ready || w.Status == Deleting) && machine.Kept(w.MachineStatus) {
+		w.WaitingReason = machine.HostAway
 	}
 	if w.WaitingReason == "" && w.MachineStatus != machine.Ready && len(r.m.Error) > 0 {
 		var cause struct{ Message string }
@@ -180,7 +184,7 @@ func (s *Service) statusEvent(ctx context.Context, tx db.Tx, tenantID, id uuid.U
 	if err != nil {
 		return err
 	}
-	return s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, r.Waiting}, environment.Digests(env))
+	return s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, r.Waiting, r.Away}, environment.Digests(env))
 }
 
 func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID, r record, now map[string]string) error {
@@ -231,7 +235,7 @@ func (s *Service) EnvironmentChanged(ctx context.Context, tx db.Tx, tenantID, en
 	}
 	now := environment.Digests(env)
 	for _, r := range rows {
-		if err := s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, ""}, now); err != nil {
+		if err := s.appendStatus(ctx, tx, tenantID, record{w: r.Workspace, m: r.Machine}, now); err != nil {
 			return err
 		}
 	}

@@ -61,7 +61,9 @@ type Workspace struct {
 	Stale             bool           `json:"stale" doc:"the environment has changed since the machine was built"`
 	ChangedFields     []string       `json:"changed_fields" doc:"names of the environment's fields that changed"`
 	ConversationCount int            `json:"conversation_count"`
-	DiskBytes         int64          `json:"disk_bytes" doc:"what the machine wrote to its disk"`
+	DiskBytes         int64          `json:"disk_bytes" doc:"what the machine wrote to its disk, as it was last measured"`
+	Limits            sandbox.Limits `json:"limits" doc:"what its machine was made with; zeros before it is"`
+	Use               *machine.Use   `json:"use" doc:"what its machine uses now; null while it is not up, when it does not answer at once, and in lists"`
 	Base              sandbox.Base   `json:"base" doc:"what the machine's root file system was made from"`
 	Transition        string         `json:"transition" doc:"provisioning, waking, parking, destroying; empty when nothing is under way"`
 	IdleSince         *time.Time     `json:"idle_since" doc:"since when nothing is done on the machine: the end of the last turn, or the moment it came up; null while a turn runs or waits, and while the machine is not up"`
@@ -332,7 +334,16 @@ func (s *Service) Get(ctx context.Context, actor tenant.Actor, id uuid.UUID) (Wo
 	if err != nil {
 		return Workspace{}, err
 	}
-	return views[0], nil
+	w := views[0]
+	if w.MachineStatus == machine.Ready && !row.away {
+		use, err := s.o.Machines.Use(ctx, actor.TenantID, row.m.ID)
+		if err == nil {
+			w.Use, w.DiskBytes = &use, use.DiskBytes
+		} else if ctx.Err() != nil {
+			return Workspace{}, ctx.Err()
+		}
+	}
+	return w, nil
 }
 
 // List shows the workspaces of the account, the newest first.
@@ -347,7 +358,7 @@ func (s *Service) List(ctx context.Context, actor tenant.Actor, includeImplicit 
 	}
 	all := make([]record, len(rows))
 	for i, r := range rows {
-		all[i] = record{r.Workspace, r.Machine, r.Waiting}
+		all[i] = record{r.Workspace, r.Machine, r.Waiting, r.Away}
 	}
 	views, err := s.views(ctx, actor.TenantID, all)
 	if err != nil {
@@ -506,8 +517,8 @@ func (s *Service) end(ctx context.Context, tx db.Tx, w queries.Workspace) error 
 		return err
 	}
 	tx.OnCommit(func() {
-		for _, id := range cancelled {
-			s.o.Operations.Interrupt(id)
+		for _, op := range cancelled {
+			s.o.Operations.Interrupt(db.Ref{TenantID: w.TenantID, ID: op.ID}, op.Owner)
 		}
 	})
 	ref, err := operation.Insert(ctx, tx, w.TenantID, uuid.Must(uuid.NewV7()), operation.Destroy, w.ID, *w.MachineID, nil)

@@ -83,6 +83,7 @@ func examples(now time.Time) []example {
 	add("/workspaces/w1", views.Workspace(w1))
 	building := workspace(now)
 	building.Head.Name, building.Head.URL, building.Head.Status, building.Head.Machine, building.Head.ParksAt, building.Head.Stale = "billing", "/workspaces/w0", views.Badge{State: views.StateRunning, Label: "setting up", Since: ago(53 * time.Second)}, views.Badge{}, time.Time{}, nil
+	building.Head.Use = nil
 	building.Conversations, building.Setup = []views.Row{waiting}, setup(now, "provisioning")
 	add("/workspaces/w0", views.Workspace(building))
 	broken := building
@@ -91,6 +92,10 @@ func examples(now time.Time) []example {
 	add("/workspaces/w2", views.Workspace(broken))
 	parked := w1
 	parked.Head.Status, parked.Head.WakeURL, parked.Head.MachineNote, parked.Head.ParksAt, parked.Head.Stale = views.Badge{State: views.StateParked, Label: "parked"}, "/workspaces/w1/wake", "wakes on the next prompt", time.Time{}, nil
+	parked.Head.Use = nil
+	away := w1
+	away.Head.MachineNote, away.Head.ParksAt, away.Head.Use = "The server whose host runs the machine is away. The machine and its disk are kept.", time.Time{}, nil
+	add("/workspaces/w1/away", views.Workspace(away))
 	parked.Tab, parked.Files = "files", &views.FilesTab{NotReady: &views.NotReady{Message: "The machine is parked since 14:02, and reading never wakes it. Its disk is as it was left.", WakeURL: "/workspaces/w1/wake"}}
 	add("/workspaces/w3", views.Workspace(parked))
 	tab := func(name string, fill func(*views.WorkspacePage)) {
@@ -249,6 +254,7 @@ func workspace(now time.Time) views.WorkspacePage {
 		Page: page(now, "storefront", "workspaces"),
 		Head: views.WorkspaceHead{
 			ID: "w1", URL: "/workspaces/w1", Name: "storefront", Status: views.Badge{State: views.StateReady, Label: "ready"}, ParksAt: now.Add(41 * time.Minute),
+			Use:         []views.MachineUse{{Name: "memory", Used: "412 MB", Limit: "4.3 GB"}, {Name: "processors", Used: "0.4", Limit: "2"}, {Name: "disk", Used: "20 GB", Limit: "21 GB", Full: true}},
 			Environment: views.Link{Name: "node-22", URL: "/environments/e1"}, Vault: views.Link{Name: "team-bot", URL: "/vaults/v1"}, Provider: "local", DiskBytes: 1_400_000_000,
 			Conversations: 3, CreatedAt: now.Add(-26 * time.Hour), Stale: []string{"packages", "setup_script"},
 		},

@@ -98,6 +98,7 @@ type Held struct {
 
 	r      *Runner
 	cancel context.CancelCauseFunc
+	look   chan struct{} // a note that somebody else may have taken it
 	ended  bool
 }
 
@@ -195,10 +196,18 @@ type Runner struct {
 	log      *slog.Logger
 	handlers map[Kind]Handler
 	woken    chan db.Ref
+	passed   chan passed
+	tell     func(ctx context.Context, ref db.Ref, host *uuid.UUID)
 
 	mu      sync.Mutex
 	running map[uuid.UUID]*Held         // by operation
 	busy    map[uuid.UUID]chan struct{} // by workspace: closed when its handler has returned
+}
+
+// passed is an operation that is another server's, and whose that is where it is known.
+type passed struct {
+	ref  db.Ref
+	host *uuid.UUID
 }
 
 // maxWoken is how many wake-ups wait while the runner is busy claiming. One that finds no room is found by the poll.
@@ -210,7 +219,7 @@ func NewRunner(d *db.DB, owner uuid.UUID, log *slog.Logger) *Runner {
 		log = slog.Default()
 	}
 	return &Runner{
-		db: d, owner: owner, log: log, handlers: map[Kind]Handler{}, woken: make(chan db.Ref, maxWoken),
+		db: d, owner: owner, log: log, handlers: map[Kind]Handler{}, woken: make(chan db.Ref, maxWoken), passed: make(chan passed, maxWoken),
 		running: map[uuid.UUID]*Held{}, busy: map[uuid.UUID]chan struct{}{},
 	}
 }
@@ -218,7 +227,12 @@ func NewRunner(d *db.DB, owner uuid.UUID, log *slog.Logger) *Runner {
 // Handle names the handler of a kind. Call it before Run.
 func (r *Runner) Handle(kind Kind, h Handler) { r.handlers[kind] = h }
 
-// Wake makes the runner look at an operation now instead of at the next poll. Call it after the commit.
+// Tell names who tells another server of an operation that it does, or must: host is that server's where it is known. Call it
+// before Run.
+func (r *Runner) Tell(tell func(ctx context.Context, ref db.Ref, host *uuid.UUID)) { r.tell = tell }
+
+// Wake makes the runner look at an operation now instead of at the next poll: at a new one, and at one that runs here and
+// may have been taken from it. One that is another server's is passed on. Call it after the commit.
 func (r *Runner) Wake(ref db.Ref) {
 	select {
 	case r.woken <- ref:
@@ -226,12 +240,23 @@ func (r *Runner) Wake(ref db.Ref) {
 	}
 }
 
-// Interrupt ends the handler of an operation that was cancelled in the database, if it runs here.
-func (r *Runner) Interrupt(id uuid.UUID) {
+// Interrupt ends the handler of an operation that was cancelled in the database and was owner's before, wherever it runs.
+func (r *Runner) Interrupt(ref db.Ref, owner *uuid.UUID) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if h := r.running[id]; h != nil {
+	h := r.running[ref.ID]
+	r.mu.Unlock()
+	if h != nil {
 		h.cancel(ErrLost)
+	} else if owner != nil && *owner != r.owner {
+		r.pass(passed{ref, owner})
+	}
+}
+
+// pass leaves it to Run to tell another server. That one finds it by itself too, a little later.
+func (r *Runner) pass(p passed) {
+	select {
+	case r.passed <- p:
+	default:
 	}
 }
 
@@ -254,7 +279,13 @@ func (r *Runner) Run(ctx context.Context) error {
 		for {
 			select {
 			case ref := <-r.woken:
-				r.claim(ctx, work, &handlers, ref, false)
+				if !r.claim(ctx, work, &handlers, ref, false) {
+					r.pass(passed{ref: ref})
+				}
+			case p := <-r.passed:
+				if r.tell != nil {
+					handlers.Go(func() { r.tell(work, p.ref, p.host) })
+				}
 			case <-timer.C:
 				break waiting
 			case <-ctx.Done():
@@ -278,7 +309,7 @@ func (r *Runner) adopt(ctx, work context.Context, handlers *sync.WaitGroup) bool
 }
 
 func (r *Runner) poll(ctx, work context.Context, handlers *sync.WaitGroup) {
-	due, err := r.db.Lookup().DueMachineOperations(ctx, atMost)
+	due, err := r.db.Lookup().DueMachineOperations(ctx, r.owner, atMost)
 	if err != nil {
 		r.complain(ctx, "look for operations that nobody owns", err)
 		return
@@ -294,21 +325,31 @@ func (r *Runner) complain(ctx context.Context, what string, err error) {
 	}
 }
 
-// claim takes the operation if it is free and leaves a goroutine that runs its handler.
-func (r *Runner) claim(ctx, work context.Context, handlers *sync.WaitGroup, ref db.Ref, adopt bool) {
+// claim takes the operation if it is free and leaves a goroutine that runs its handler. One that runs here already looks
+// whether it is still ours. Neither is so of false.
+func (r *Runner) claim(ctx, work context.Context, handlers *sync.WaitGroup, ref db.Ref, adopt bool) bool {
 	asked := time.Now()
 	row, err := r.db.Tenant(ref.TenantID).ClaimMachineOperation(ctx, queries.ClaimMachineOperationParams{
 		ID: ref.ID, Owner: r.owner, Lease: Lease.Seconds(), Adopt: adopt})
-	if db.NotFound(err) {
-		return // it is another kind's, another's, or has ended
+	if db.NotFound(err) { // it is another kind's, another's, or has ended
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		h := r.running[ref.ID]
+		if h != nil {
+			select {
+			case h.look <- struct{}{}:
+			default:
+			}
+		}
+		return h != nil
 	}
 	if err != nil {
 		r.complain(ctx, "claim an operation", err)
-		return
+		return true
 	}
 	h := &Held{
 		ID: row.ID, TenantID: row.TenantID, WorkspaceID: *row.WorkspaceID, MachineID: *row.MachineID, Kind: Kind(row.Kind),
-		Epoch: row.Epoch, Step: row.Step, Payload: row.Payload, r: r,
+		Epoch: row.Epoch, Step: row.Step, Payload: row.Payload, r: r, look: make(chan struct{}, 1),
 	}
 	opCtx, cancel := context.WithCancelCause(work)
 	h.cancel = cancel
@@ -344,6 +385,7 @@ func (r *Runner) claim(ctx, work context.Context, handlers *sync.WaitGroup, ref 
 		cancel(nil)
 		<-renewed
 	})
+	return true
 }
 
 // renew keeps the lease. It stops the handler before the lease can have ended on PostgreSQL's clock: the time is
@@ -362,6 +404,8 @@ func (r *Runner) renew(ctx context.Context, h *Held, since time.Time) {
 			h.cancel(ErrLost)
 			return
 		case <-tick.C:
+			deadline.Stop()
+		case <-h.look:
 			deadline.Stop()
 		}
 		asked := time.Now()

@@ -3,7 +3,9 @@ package operation_test
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"managoat/db"
 	"managoat/db/dbtest"
 	"managoat/internal/machine/operation"
+	"managoat/queries"
 )
 
 const patience = 30 * time.Second
@@ -22,6 +25,25 @@ const patience = 30 * time.Second
 type site struct {
 	*dbtest.Database
 	tenant, workspace, machine uuid.UUID
+	log                        said
+}
+
+// said is what the runners logged.
+type said struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *said) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+func (s *said) has(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Contains(s.text.String(), text)
 }
 
 func newSite(t *testing.T) *site {
@@ -66,7 +88,7 @@ func (s *site) state(t *testing.T, ref db.Ref) string {
 // runner makes a runner of a host; it runs until the test ends or stop is called.
 func (s *site) runner(t *testing.T, host uuid.UUID, handle operation.Handler) (r *operation.Runner, stop func()) {
 	t.Helper()
-	r = operation.NewRunner(s.DB, host, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	r = operation.NewRunner(s.DB, host, slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), &s.log), nil)))
 	for _, kind := range []operation.Kind{operation.Setup, operation.Wake, operation.Destroy} {
 		r.Handle(kind, handle)
 	}
@@ -120,7 +142,10 @@ func TestALateWriteOfAnOldOwnerChangesNothing(t *testing.T) {
 	s.runner(t, uuid.New(), func(ctx context.Context, h *operation.Held) error {
 		held <- h
 		<-ctx.Done() // it learns of its loss by the refusal of a renewal
-		err := h.Write(context.WithoutCancel(ctx), func(tx db.Tx) error { return tx.SetWorkspaceStep(context.WithoutCancel(ctx), "late", s.workspace) })
+		ctx = context.WithoutCancel(ctx)
+		err := h.Write(ctx, func(tx db.Tx) error { // as package machine writes
+			return errors.Join(tx.SetWorkspaceStep(ctx, "late", s.workspace), tx.EndMachine(ctx, queries.EndMachineParams{ID: s.machine, Status: "terminated"}))
+		})
 		first <- err
 		return err
 	})
@@ -146,9 +171,13 @@ func TestALateWriteOfAnOldOwnerChangesNothing(t *testing.T) {
 	if got := s.state(t, ref); got != "done" {
 		t.Errorf("the operation is %s", got)
 	}
-	var step string
-	if err := s.Owner(t).QueryRow(t.Context(), "select setup_step from workspaces").Scan(&step); err != nil || step != "taken over" {
-		t.Errorf("the row says %q, %v", step, err)
+	var step, machine string
+	err := s.Owner(t).QueryRow(t.Context(), "select w.setup_step, m.status from workspaces w join machines m on m.workspace_id = w.id").Scan(&step, &machine)
+	if err != nil || step != "taken over" || machine != "ready" {
+		t.Errorf("the rows say %q and %s, %v", step, machine, err)
+	}
+	if !s.log.has("a late write was refused: the operation has another owner") || !s.log.has("operation="+ref.ID.String()+" kind=setup workspace="+s.workspace.String()+" epoch=1") {
+		t.Error("the log does not say so")
 	}
 }
 
@@ -290,21 +319,22 @@ func TestTheNextHandlerOfAWorkspaceWaitsForTheOneBefore(t *testing.T) {
 	})
 	r.Wake(s.add(t, operation.Setup))
 	receive(t, started)
-	var cancelled []uuid.UUID
+	var cancelled []queries.CancelMachineOperationsRow
 	err := s.InTenant(t.Context(), s.tenant, func(tx db.Tx) (err error) {
 		cancelled, err = tx.CancelMachineOperations(t.Context(), s.workspace)
 		return err
 	})
-	if err != nil || len(cancelled) != 1 {
+	if err != nil || len(cancelled) != 1 || cancelled[0].Owner == nil {
 		t.Fatal(cancelled, err)
 	}
 	ref := s.add(t, operation.Destroy)
-	r.Interrupt(cancelled[0])
+	first := db.Ref{TenantID: s.tenant, ID: cancelled[0].ID}
+	r.Interrupt(first, cancelled[0].Owner)
 	r.Wake(ref)
 	eventually(t, func() bool { return s.state(t, ref) == "running" })
 	close(release)
 	receive(t, ended)
-	if got := s.state(t, db.Ref{TenantID: s.tenant, ID: cancelled[0]}); got != "cancelled" {
+	if got := s.state(t, first); got != "cancelled" {
 		t.Errorf("the first one is %s", got)
 	}
 }
@@ -331,4 +361,50 @@ func TestAWriteOutlivesARestartOfPostgreSQL(t *testing.T) {
 		t.Errorf("after %d tries: %v", tries, err)
 	}
 	eventually(t, func() bool { return s.state(t, ref) == "done" })
+}
+
+// What another host's machine needs waits for that host's server, in nobody's way, and it is told at once.
+func TestAnOperationOnAMachineIsItsHostsAlone(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	near, far := uuid.New(), uuid.New()
+	for _, host := range []uuid.UUID{near, far} {
+		s.exec(t, "insert into hosts (id, url) values ($1, 'http://a.test')", host)
+	}
+	s.exec(t, "update machines set host_id = $1", far)
+	told := make(chan db.Ref, 1)
+	a := operation.NewRunner(s.DB, near, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	for _, kind := range []operation.Kind{operation.Wake, operation.Park, operation.Destroy} {
+		a.Handle(kind, func(context.Context, *operation.Held) error {
+			t.Error("it ran on another host")
+			return nil
+		})
+	}
+	a.Tell(func(_ context.Context, ref db.Ref, host *uuid.UUID) {
+		if host != nil {
+			t.Errorf("the host %s was known", host)
+		}
+		told <- ref
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { a.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	for _, kind := range []operation.Kind{operation.Wake, operation.Park, operation.Destroy} {
+		ref := s.add(t, kind)
+		a.Wake(ref)
+		if got := receive(t, told); got != ref {
+			t.Fatalf("told of %v", got)
+		}
+		if due, err := s.Lookup().DueMachineOperations(t.Context(), near, 10); err != nil || len(due) != 0 {
+			t.Errorf("a %s is offered to the other host: %v %v", kind, due, err)
+		}
+		if due, err := s.Lookup().DueMachineOperations(t.Context(), far, 10); err != nil || len(due) != 1 {
+			t.Errorf("a %s is not offered to its own host: %v %v", kind, due, err)
+		}
+		if got, err := s.Tenant(s.tenant).OperationElsewhere(t.Context(), ref.ID, near); err != nil || got.ID != far || got.Away {
+			t.Errorf("a %s is %v's, %v", kind, got, err)
+		}
+		s.exec(t, "update operations set state = 'done'")
+	}
 }
