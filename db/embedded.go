@@ -268,9 +268,6 @@ func (e *Embedded) Ended(ctx context.Context) error {
 	}
 }
 
-// Kill ends a PostgreSQL that this process started as a crash does.
-func (e *Embedded) Kill() error { return e.proc.Kill() }
-
 // Stop ends PostgreSQL (a fast shutdown: clients are cut, nothing is lost) and waits for it.
 func (e *Embedded) Stop(ctx context.Context) error {
 	if e.left {

@@ -16,6 +16,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -140,7 +142,16 @@ func Own(tb testing.TB, ahead time.Duration) (*Database, *Postgres) {
 // Kill ends the server as a crash does, and returns when it is gone.
 func (p *Postgres) Kill(tb testing.TB) {
 	tb.Helper()
-	if err := p.running.Kill(); err != nil {
+	lock, err := os.ReadFile(filepath.Join(p.dir, "pg", "data", "postmaster.pid"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(lock), "\n")
+	pid, err := strconv.Atoi(first)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		tb.Fatal(err)
 	}
 	<-p.running.Done()

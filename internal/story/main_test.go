@@ -63,7 +63,11 @@ func (g *ground) lay() (err error) {
 		return err
 	}
 	if g.binary = os.Getenv(binaryVariable); g.binary == "" {
-		if g.binary, err = build(g.dir); err != nil {
+		root, err := filepath.Abs("../..")
+		if err != nil {
+			return err
+		}
+		if g.binary, err = build(root, g.dir, "tests"); err != nil {
 			return err
 		}
 	}
@@ -82,12 +86,8 @@ func (g *ground) lay() (err error) {
 	return nil
 }
 
-// build makes the server with the guest inside, as `make build` does, and leaves the source tree alone.
-func build(dir string) (string, error) {
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		return "", err
-	}
+// build makes the server of a source tree with the guest inside, as `make build` does, and leaves the tree alone.
+func build(root, dir, version string) (string, error) {
 	guest, binary, overlay := filepath.Join(dir, "managoat-guest"), filepath.Join(dir, "managoat"), filepath.Join(dir, "overlay.json")
 	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "cmd/managoat/guest/managoat-guest"): guest}})
 	if err != nil {
@@ -100,7 +100,7 @@ func build(dir string) (string, error) {
 		{"-o", guest, "./cmd/managoat-guest"},
 		{"-overlay", overlay, "-o", binary, "./cmd/managoat"},
 	} {
-		cmd := exec.Command("go", append([]string{"build", "-trimpath", "-ldflags", "-s -w"}, args...)...)
+		cmd := exec.Command("go", append([]string{"build", "-trimpath", "-ldflags", "-s -w -X main.version=" + version}, args...)...)
 		cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("build the server: %w\n%s", err, out)

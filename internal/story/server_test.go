@@ -29,11 +29,12 @@ const (
 
 // Server is one `managoat serve` on a data directory. It can end and start again.
 type Server struct {
-	dir  string
-	url  string // of the running or last process
-	env  []string
-	unit *unit   // the service it runs as, if any
-	log  *output // what every process of it wrote to standard error
+	dir    string
+	url    string // of the running or last process
+	env    []string
+	unit   *unit   // the service it runs as, if any
+	binary string  // that it runs
+	log    *output // what every process of it wrote to standard error
 
 	greeting *output // what the last one wrote to standard output
 	cmd      *exec.Cmd
@@ -41,11 +42,17 @@ type Server struct {
 }
 
 func newServer(dir string, environ ...string) *Server {
-	return &Server{dir: dir, env: environ, log: new(output)}
+	return &Server{dir: dir, binary: common.binary, env: environ, log: new(output)}
 }
 
 // own starts a server for one test, in a world of its own, and ends it without leaving anything.
 func own(tb testing.TB, environ ...string) (*Server, *testworld.World) {
+	tb.Helper()
+	return ownOf(tb, "", environ...)
+}
+
+// ownOf is own of another binary than the tested one, unless it is "".
+func ownOf(tb testing.TB, binary string, environ ...string) (*Server, *testworld.World) {
 	tb.Helper()
 	common.open(tb)
 	dir, err := os.MkdirTemp(common.dir, "own")
@@ -57,6 +64,9 @@ func own(tb testing.TB, environ ...string) (*Server, *testworld.World) {
 	}
 	world := testworld.New(tb)
 	s := newServer(filepath.Join(dir, "data"), append(world.Environ(), environ...)...)
+	if binary != "" {
+		s.binary = binary
+	}
 	tb.Cleanup(func() {
 		if err := errors.Join(s.down(), s.leftovers()); err != nil {
 			tb.Error(err)
@@ -80,7 +90,7 @@ func (s *Server) environ() []string {
 
 // start runs the server and returns when it has greeted.
 func (s *Server) start(flags ...string) error {
-	s.cmd = exec.Command(common.binary, append([]string{"serve", "--listen", "127.0.0.1:0"}, flags...)...)
+	s.cmd = exec.Command(s.binary, append([]string{"serve", "--listen", "127.0.0.1:0"}, flags...)...)
 	s.cmd.Env = s.environ()
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C of the tests is not the server's
 	if s.unit != nil {
