@@ -32,7 +32,8 @@ import (
 // serverVariable names the variable with the owner's URL of a running PostgreSQL ("postgres" database).
 const serverVariable = "MANAGOAT_TEST_PG"
 
-// wayVariable names the variable with how databases are reached, where that is not as usual: the same tests run again so.
+// wayVariable names the variable with how databases are reached, where that is not as usual, comma separated: the same tests
+// run again so.
 const (
 	wayVariable      = "MANAGOAT_TEST_DATABASE"
 	oneConnection    = "one"       // by a pool of one connection
@@ -78,14 +79,15 @@ func NewWith(tb testing.TB, opts db.Options) *Database {
 	}
 	d := &Database{OwnerURL: onDatabase(server.url, name), URLs: db.URLs{
 		App: onDatabase(server.urls.App, name), Platform: onDatabase(server.urls.Platform, name)}}
-	switch way := os.Getenv(wayVariable); {
-	case way == "":
-	case way == oneConnection:
-		opts.MaxConns = 1
-	case way == throughPgBouncer:
-		opts.Pooler = PgBouncer(tb)
-	default:
-		tb.Fatalf("%s=%q", wayVariable, way)
+	for way := range strings.FieldsFuncSeq(os.Getenv(wayVariable), func(r rune) bool { return r == ',' }) {
+		switch way {
+		case oneConnection:
+			opts.MaxConns = 1
+		case throughPgBouncer:
+			opts.Pooler = PgBouncer(tb)
+		default:
+			tb.Fatalf("%s names %q", wayVariable, way)
+		}
 	}
 	if d.DB, err = db.Open(ctx, d.URLs, opts); err != nil {
 		tb.Fatal(err)

@@ -52,12 +52,14 @@ func startPgBouncer() (string, error) {
 		return "", err
 	}
 	q := app.Query()
-	// Two connections a database carry everything, so that nobody finds again what it left on one.
+	// Two connections a database carry everything, in turns, so that nobody finds again what it left on one.
 	config := fmt.Sprintf(`[databases]
 * = host=%s port=%s
 [pgbouncer]
 pool_mode = transaction
 default_pool_size = 2
+min_pool_size = 2
+server_round_robin = 1
 server_idle_timeout = 5
 max_client_conn = 1000
 listen_addr =
@@ -99,7 +101,7 @@ logfile = %[3]s/log
 	}
 	q.Set("host", dir)
 	q.Set("port", "6432")
-	app.RawQuery = q.Encode()
+	app.RawQuery, app.Path = q.Encode(), "/postgres" // the template is copied only while nobody is connected to it
 	ctx, cancel := context.WithTimeout(context.Background(), poolerTimeout)
 	defer cancel()
 	for {
