@@ -126,11 +126,14 @@ func (e *awayError) Unwrap() error { return e.err }
 // may have done what it was asked for, if that was a commit.
 func Away(err error) bool {
 	var away *awayError
+	var connect *pgconn.ConnectError
 	var pg *pgconn.PgError
 	switch {
+	case errors.Is(err, context.Canceled):
+		return false // nobody waited to see
 	case errors.As(err, &pg):
 		return strings.HasPrefix(pg.Code, "08") || pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
-	case errors.As(err, &away):
+	case errors.As(err, &away), errors.As(err, &connect):
 		return true
 	}
 	return false

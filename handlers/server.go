@@ -291,6 +291,9 @@ func (g *edge) onError(err error, c echo.Context) {
 	}
 }
 
+// databaseRetry is after how long to ask again when the database was away: a restart takes about as long.
+const databaseRetry = 5 * time.Second
+
 func (g *edge) refusalOf(err error, c echo.Context) *refusal.Refusal {
 	if r, ok := refusal.As(err); ok {
 		return r
@@ -309,6 +312,10 @@ func (g *edge) refusalOf(err error, c echo.Context) *refusal.Refusal {
 		case http.StatusBadRequest:
 			return refusal.New(refusal.BadRequest, "The request cannot be read.")
 		}
+	}
+	if db.Away(err) {
+		g.cfg.Log.Warn("a request met a database that is away", "request_id", api.RequestID(c.Request().Context()), "err", err)
+		return refusal.New(refusal.DatabaseAway, "The database does not answer now. Try again in a moment.").RetryAfter(databaseRetry)
 	}
 	id := api.RequestID(c.Request().Context())
 	if !errors.Is(err, context.Canceled) {

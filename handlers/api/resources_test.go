@@ -65,7 +65,12 @@ type server struct {
 
 func newServer(t *testing.T) *server {
 	t.Helper()
-	s := &server{Instance: identitytest.New(t), t: t, saved: map[string]string{}, log: &bytes.Buffer{}}
+	return newServerOn(t, identitytest.New(t))
+}
+
+func newServerOn(t *testing.T, i *identitytest.Instance) *server {
+	t.Helper()
+	s := &server{Instance: i, t: t, saved: map[string]string{}, log: &bytes.Buffer{}}
 	s.owner = s.Owner(t)
 	s.account = s.Account(t)
 	b := s.Account(t)

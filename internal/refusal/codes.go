@@ -79,6 +79,7 @@ const (
 	RefNotFound               Code = "ref_not_found"
 	CommandFailed             Code = "sandbox_command_failed"
 	TooManyStreams            Code = "too_many_streams"
+	DatabaseAway              Code = "database_away"
 	Unavailable               Code = "unavailable"
 )
 
@@ -158,5 +159,6 @@ var table = map[Code]Entry{
 	RefNotFound:               {Status: 404, Meaning: "The repository has no such ref."},
 	CommandFailed:             {Status: 422, Meaning: "A command in the machine failed.", Fields: []string{"exit_code", "output"}},
 	TooManyStreams:            {Status: 429, Meaning: "This session, or this account, holds as many streams as it may."},
+	DatabaseAway:              {Status: http.StatusServiceUnavailable, Meaning: "The database does not answer now. A change may have been made in its last moment: ask again with the same Idempotency-Key.", Fields: []string{"retry_after_seconds"}},
 	Unavailable:               {Status: http.StatusServiceUnavailable, Meaning: "Not possible at this moment; nothing was changed.", Fields: []string{"retry_after_seconds"}},
 }
