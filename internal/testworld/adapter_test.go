@@ -398,51 +398,6 @@ func TestClaudeMeetsAModelThatMisbehaves(t *testing.T) {
 	}
 }
 
-func TestConversationsWithClaudePlayTheirOwnScripts(t *testing.T) {
-	t.Parallel()
-	w := testworld.New(t)
-	dir := t.TempDir()
-	a := startAdapter(t, w, dir)
-	first, second := a.session(dir), a.session(dir)
-	held := testworld.NewGate()
-	w.Model.Script("first task", testworld.Reply{testworld.Say("one"), testworld.Wait(held), testworld.Say(" two")})
-	w.Model.Script("second task", testworld.Reply{testworld.Say("other")})
-	w.Model.Script("third task", testworld.Reply{testworld.Say("after it")})
-
-	type ending struct {
-		response acp.PromptResponse
-		err      error
-	}
-	ended := make(chan ending, 1)
-	start := func(task string) {
-		go func() {
-			response, err := a.prompt(first, task)
-			ended <- ending{response, err}
-		}()
-	}
-	start("Do the first task.")
-	<-held.Reached()
-	if response, err := a.prompt(second, "Do the second task."); err != nil || response.StopReason != acp.StopReasonEndTurn {
-		t.Errorf("the second conversation beside a held one: %+v, %v", response, err)
-	}
-	if said := a.said(second); said != "other" {
-		t.Errorf("the second conversation said %q", said)
-	}
-	if err := a.Cancel(t.Context(), acp.CancelNotification{SessionId: first}); err != nil {
-		t.Fatal(err)
-	}
-	if end := <-ended; end.err != nil || end.response.StopReason != acp.StopReasonCancelled {
-		t.Errorf("the cancelled prompt: %+v, %v", end.response, end.err)
-	}
-	start("Now the third task.")
-	if end := <-ended; end.err != nil || end.response.StopReason != acp.StopReasonEndTurn {
-		t.Errorf("the prompt after the cancelled one: %+v, %v", end.response, end.err)
-	}
-	if said := a.said(first); said != "oneafter it" {
-		t.Errorf("the first conversation said %q", said)
-	}
-}
-
 // The recordings are of TestClaudeRepairsTheShopAsScripted, made with -record by each version of the adapter.
 func TestRecordedAdaptersRanTheirToolsThemselves(t *testing.T) {
 	t.Parallel()

@@ -105,11 +105,11 @@ var records = []Check{
 	}},
 	{"a recorder that is killed leaves a record that says so", func(t T, p sandbox.Provider) {
 		m := start(t, p)
-		_, records := m.recorded(guest.Exec{Argv: []string{"bash", "-c", guest.Shell + " -c 'sleep 9994' & sleep 0.5; kill -9 $!; wait $!; sleep 0.2; pgrep -f 'sleep 9994' && exit 1; exit 0"}}, 1)
+		_, records := m.recorded(guest.Exec{Argv: []string{"bash", "-c", guest.Shell + " -c 'sleep 9994' & until pgrep -xf 'sleep 9994' >/dev/null; do sleep 0.05; done; kill -9 $!; wait $!; true"}}, 1)
 		if len(records) == 1 && (!records[0].Lost || records[0].Code != -1 || records[0].Argv[2] != "sleep 9994" || records[0].Duration <= 0) {
 			t.Errorf("recorded %+v", records[0])
 		}
-		equal(t, "its command", m.running("sleep 9994"), 0)
+		eventually(t, "its command ends", func() bool { return m.running("sleep 9994") == 0 })
 	}},
 	{"without a tag the recording shell is the real one", func(t T, p sandbox.Provider) {
 		m := start(t, p)
