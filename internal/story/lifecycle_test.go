@@ -138,6 +138,30 @@ func TestMachinesAndSessionsOutliveTheirServerHoweverItEnds(t *testing.T) {
 	})
 	sameMachine()
 
+	// Killed while a command of the agent runs, which ends before the server is back: nothing of it is lost.
+	turns++
+	marker := "say it for the " + strconv.Itoa(turns) + ". time"
+	world.Model.Script(marker,
+		testworld.Reply{testworld.Call("Bash", testworld.Input{"command": "touch ~/begun; until test -e ~/go; do sleep 0.05; done; echo went on; touch ~/went; exit 3", "description": "wait"})},
+		testworld.Reply{testworld.ToolSaid("went on"), testworld.Say("It went on.")})
+	a.prompt(id, "Please "+marker)
+	until(t, "the command to run", func() bool { return a.has(w.ID, "begun") })
+	if err := s.stop(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	home := filepath.Join("/proc", strconv.Itoa(guest), "root/home/sprite")
+	if err := os.WriteFile(filepath.Join(home, "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the command to end", func() bool { _, err := os.Stat(filepath.Join(home, "went")); return err == nil })
+	back()
+	a.completed(id, turns)
+	results := a.rows(id, "tool_result")
+	if r := results[len(results)-1].Body; len(results) != 1 || r.ExitCode == nil || *r.ExitCode != 3 || strings.TrimSpace(r.Output) != "went on" || r.Source.ExitCode != "machine" {
+		t.Errorf("results of the command: %+v", results)
+	}
+	sameMachine()
+
 	// PostgreSQL is killed under a turn, and the server goes on: first with one of its own, then, since it is killed itself and
 	// leaves PostgreSQL running, with one that it found.
 	for _, says := range []string{"five and a half", "five and more"} {
