@@ -3,7 +3,6 @@ package db
 import (
 	"context"
 	"errors"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
@@ -114,29 +113,6 @@ type releasing struct {
 func (r *releasing) Close() error {
 	defer r.pooled.Release()
 	return r.attended.Close()
-}
-
-// awayError is an error of the way to PostgreSQL.
-type awayError struct{ err error }
-
-func (e *awayError) Error() string { return e.err.Error() }
-func (e *awayError) Unwrap() error { return e.err }
-
-// Away tells whether err says that PostgreSQL could not be reached, stops or starts, or that the connection to it broke. It
-// may have done what it was asked for, if that was a commit.
-func Away(err error) bool {
-	var away *awayError
-	var connect *pgconn.ConnectError
-	var pg *pgconn.PgError
-	switch {
-	case errors.Is(err, context.Canceled):
-		return false // nobody waited to see
-	case errors.As(err, &pg):
-		return strings.HasPrefix(pg.Code, "08") || pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
-	case errors.As(err, &away), errors.As(err, &connect):
-		return true
-	}
-	return false
 }
 
 func (p piped) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {

@@ -92,7 +92,7 @@ func (p *process) handTurn(ctx context.Context, actor tenant.Actor, in PromptInp
 // handed is what became of a transaction that failed: one whose commit was not answered may have been made. Where that
 // cannot be found out this server lets go of the agent; whoever claims the turn then, if there is one, sees it to its end.
 func (p *process) handed(a adapter, failed error) error {
-	if !transient(failed) && !errors.Is(failed, context.DeadlineExceeded) {
+	if !db.Transient(failed) && !errors.Is(failed, context.DeadlineExceeded) {
 		return failed
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, lastWrites)

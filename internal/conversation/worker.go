@@ -377,7 +377,7 @@ func (op *operation) endWith(ctx context.Context, tx db.Tx, state string) error 
 func (s *Service) persist(ctx context.Context, write func() error) error {
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := write()
-		if err == nil || !transient(err) {
+		if err == nil || !db.Transient(err) {
 			return err
 		}
 		s.log.Warn("the database does not take a write", "error", err, "retry_in", pause)

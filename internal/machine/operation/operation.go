@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgerrcode"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"managoat/db"
 	"managoat/queries"
@@ -129,7 +127,7 @@ func (h *Held) Write(ctx context.Context, fn func(db.Tx) error) error {
 			}
 			return fn(tx)
 		})
-		if err == nil || !away(err) || time.Now().After(deadline) {
+		if err == nil || !db.NotTaken(err) || time.Now().After(deadline) {
 			return err
 		}
 		select {
@@ -138,20 +136,6 @@ func (h *Held) Write(ctx context.Context, fn func(db.Tx) error) error {
 			return err
 		}
 	}
-}
-
-// away tells whether err says that PostgreSQL did not take the transaction because it stops, starts or is not there. An
-// error of which this cannot be told may come from a commit that happened.
-func away(err error) bool {
-	var connect *pgconn.ConnectError
-	var pg *pgconn.PgError
-	switch {
-	case errors.As(err, &connect), pgconn.SafeToRetry(err):
-		return true
-	case errors.As(err, &pg):
-		return pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
-	}
-	return false
 }
 
 // End finishes the operation in the transaction of its last write. It must be the handler's last word.
