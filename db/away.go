@@ -30,7 +30,7 @@ func Away(err error) bool {
 	case errors.Is(err, context.Canceled):
 		return false // nobody waited to see
 	case errors.As(err, &pg):
-		return strings.HasPrefix(pg.Code, "08") || pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
+		return strings.HasPrefix(pg.Code, "08") || stops(pg)
 	case errors.As(err, &away), errors.As(err, &connect):
 		return true
 	}
@@ -46,9 +46,14 @@ func NotTaken(err error) bool {
 	case errors.As(err, &connect), pgconn.SafeToRetry(err):
 		return true
 	case errors.As(err, &pg):
-		return pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
+		return stops(pg)
 	}
 	return false
+}
+
+// stops tells that PostgreSQL stops or starts.
+func stops(pg *pgconn.PgError) bool {
+	return pg.Code == pgerrcode.AdminShutdown || pg.Code == pgerrcode.CrashShutdown || pg.Code == pgerrcode.CannotConnectNow
 }
 
 // Transient tells that a write failed because PostgreSQL was away or busy, so that the same write may pass later. It may have
