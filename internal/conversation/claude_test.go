@@ -17,6 +17,7 @@ import (
 	"managoat/internal/input"
 	"managoat/internal/ledger"
 	"managoat/internal/refusal"
+	"managoat/internal/runtime"
 	"managoat/internal/secret"
 	"managoat/internal/testworld"
 	"managoat/internal/transcript"
@@ -202,6 +203,18 @@ func homeMade(t *testing.T, w *conversationtest.World, id uuid.UUID) {
 		t.Fatal(err)
 	}
 	w.Ended(id, turn.TurnNumber)
+}
+
+func TestAnAdapterReadsWhatItsInstallationCompiled(t *testing.T) {
+	t.Parallel()
+	w := conversationtest.New(t)
+	conversationtest.InstallClaude(t)
+	ws := w.Ready(w.Workspace(w.Environment(nil)).ID)
+	claude, _ := runtime.Get(runtime.Claude)
+	said := w.InMachine(ws.ID, "NODE_DEBUG_NATIVE=COMPILE_CACHE "+strings.Join(claude.Argv(runtime.Launch{}), " ")+" </dev/null 2>&1 >/dev/null | grep ^.compile")
+	if n := strings.Count(said, " was accepted"); n < 100 || strings.Contains(said, " was rejected") {
+		t.Errorf("%d modules of the cache were taken:\n%.2000s", n, said)
+	}
 }
 
 func TestClaudeIsInterruptedInACommandWhichEndsWithIt(t *testing.T) {

@@ -2,7 +2,6 @@ package runtime
 
 import (
 	"encoding/json"
-	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -30,8 +29,7 @@ func (claude) Template() string { return "claude" }
 
 func (claude) Argv(Launch) []string {
 	adapter, _ := pinned(Claude)
-	node, _ := pinned(Node)
-	return []string{node.inMachine("bin/node"), adapter.inMachine(path.Join("node_modules", adapter.Entry))}
+	return adapter.argv()
 }
 
 func (claude) Defaults(Launch) map[string]string {

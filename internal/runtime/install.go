@@ -48,7 +48,7 @@ const (
 type Pinned struct {
 	Name    string   `json:"name"`
 	Version string   `json:"version"`
-	Digest  string   `json:"digest"` // of the lock file: another lock is another installation
+	Digest  string   `json:"digest"` // of the lock file and of what we add: what differs is another installation
 	Package string   `json:"-"`      // the npm package that the runtime starts
 	Entry   string   `json:"-"`      // the file of it, below node_modules
 	After   string   `json:"-"`      // what must be installed first
@@ -74,6 +74,9 @@ func pin(name, pkg, entry, after string, files ...string) Pinned {
 	var m struct{ Version string }
 	if err := json.Unmarshal(manifest, &m); err != nil {
 		panic(err)
+	}
+	if after == Node {
+		lock = append(lock, compileCacheScript...)
 	}
 	sum := sha256.Sum256(lock)
 	return Pinned{Name: name, Version: m.Version, Digest: hex.EncodeToString(sum[:])[:digestLength], Package: pkg, Entry: entry, After: after,
@@ -239,6 +242,9 @@ func (p Pinned) install(ctx context.Context, dir string, progress func(string)) 
 		if _, err := os.Stat(filepath.Join(staging, file)); err != nil {
 			return fmt.Errorf("npm ended well and %s is not there: the package does not fit this host (%s)", file, nodeArch())
 		}
+	}
+	if err := p.addCompileCache(ctx, dir, staging, progress); err != nil {
+		return err
 	}
 	// A umask of ours must not keep the machines' users out.
 	if err := openTree(staging); err != nil {
