@@ -95,6 +95,10 @@ update conversations set runtime_session_id = @session, updated_at = now() where
 -- name: SetAdapter :exec
 update conversations set adapter = sqlc.narg('adapter'), updated_at = now() where tenant_id = app_tenant() and id = @id;
 
+-- name: DisuseAdapter :exec
+-- An adapter whose turn ended without it may be at that turn's prompt still: the next prompt ends it and starts another.
+update conversations set adapter = jsonb_set(adapter, '{session}', 'false') where tenant_id = app_tenant() and id = @id and adapter is not null;
+
 -- name: DropAdapter :execrows
 update conversations set adapter = null, updated_at = now()
 where tenant_id = app_tenant() and id = @id and adapter ->> 'exec_id' = @exec_id::text;

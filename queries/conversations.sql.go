@@ -344,6 +344,16 @@ func (q *Queries) CountTurn(ctx context.Context, arg CountTurnParams) error {
 	return err
 }
 
+const disuseAdapter = `-- name: DisuseAdapter :exec
+update conversations set adapter = jsonb_set(adapter, '{session}', 'false') where tenant_id = app_tenant() and id = $1 and adapter is not null
+`
+
+// An adapter whose turn ended without it may be at that turn's prompt still: the next prompt ends it and starts another.
+func (q *Queries) DisuseAdapter(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, disuseAdapter, id)
+	return err
+}
+
 const dropAdapter = `-- name: DropAdapter :execrows
 update conversations set adapter = null, updated_at = now()
 where tenant_id = app_tenant() and id = $1 and adapter ->> 'exec_id' = $2::text

@@ -402,9 +402,15 @@ func (t *turn) reattach(ctx context.Context) error {
 	stage := func(state, reason, advice string) {
 		t.stage(ctx, transcript.StageBody{Stage: "reattach", State: state, Reason: reason, Advice: advice, DurationMS: time.Since(start).Milliseconds()})
 	}
+	lost := func(reason, advice string, e ending) error {
+		stage("failed", reason, advice)
+		if err := t.op.write(ctx, func(tx db.Tx) error { return tx.DisuseAdapter(ctx, t.c.ID) }); err != nil {
+			return err
+		}
+		return t.settle(ctx, e, nil)
+	}
 	orphan := func(reason string) error {
-		stage("failed", reason, "")
-		return t.settle(ctx, ending{status: Interrupted, reason: ByInstanceRestart}, nil)
+		return lost(reason, "", ending{status: Interrupted, reason: ByInstanceRestart})
 	}
 	a, err := readAdapter(t.c.Adapter)
 	if err != nil {
@@ -419,8 +425,7 @@ func (t *turn) reattach(ctx context.Context) error {
 		return context.Cause(ctx)
 	case refusal.Is(err, refusal.ProviderDisabled):
 		r, _ := refusal.As(err)
-		stage("failed", string(r.Code), r.Message)
-		return t.settle(ctx, failed(failureOf(err)), nil)
+		return lost(string(r.Code), r.Message, failed(failureOf(err)))
 	case err != nil:
 		return orphan("machine_not_reached")
 	case !a.on(up):
@@ -453,7 +458,7 @@ func (t *turn) found(ctx context.Context) (*workspace.Up, error) {
 	tick := time.NewTicker(reconnectEvery)
 	defer tick.Stop()
 	for {
-		up, err := t.s.o.Workspaces.Peek(ctx, t.c.TenantID, t.c.WorkspaceID)
+		up, err := t.s.o.Workspaces.Reach(ctx, t.c.TenantID, t.c.WorkspaceID)
 		if err == nil {
 			return up, nil
 		}

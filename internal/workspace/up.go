@@ -120,13 +120,25 @@ func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress f
 // Peek is Ensure for what only looks: it waits for nothing and starts nothing. A machine that is not up is the refusal
 // sandbox_not_ready with its status.
 func (s *Service) Peek(ctx context.Context, tenantID, id uuid.UUID) (*Up, error) {
+	up, err := s.Reach(ctx, tenantID, id)
+	if r, ok := refusal.As(err); ok && r.Code == refusal.ProviderDisabled {
+		return nil, refusal.New(refusal.SandboxNotReady, "%s", r.Message).With("status", r.Fields["status"])
+	}
+	return up, err
+}
+
+// Reach is Peek for a turn that runs on: that the provider is disabled is refused as such, with the machine's status.
+func (s *Service) Reach(ctx context.Context, tenantID, id uuid.UUID) (*Up, error) {
 	row, err := s.row(ctx, s.db.Tenant(tenantID), id)
 	if err != nil {
 		return nil, err
 	}
 	status := machine.Status(row.m.Status)
 	if _, err := s.o.Machines.Provider(row.w.Provider); err != nil {
-		return nil, refusal.New(refusal.SandboxNotReady, "%s", machine.Reason(err)).With("status", string(status))
+		if r, ok := refusal.As(err); ok {
+			err = r.With("status", string(status))
+		}
+		return nil, err
 	}
 	if Status(row.w.Status) == Deleting {
 		return nil, refusal.New(refusal.SandboxNotReady, "The workspace is being deleted.").With("status", row.w.Status)

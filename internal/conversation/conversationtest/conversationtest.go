@@ -158,6 +158,8 @@ type World struct {
 	dir  string
 	name string
 	opts Options
+
+	disabled bool // the server offers no sandbox provider
 }
 
 // Options of a world.
@@ -222,6 +224,13 @@ func New(tb testing.TB, options ...Options) *World {
 func (w *World) Restart() {
 	w.tb.Helper()
 	w.Pause(func() {})
+}
+
+// Offer is Restart of a server that offers the sandbox provider, or does not any more.
+func (w *World) Offer(provider bool) {
+	w.tb.Helper()
+	w.disabled = !provider
+	w.Restart()
 }
 
 // Pause is Restart with something that happens while no server does any work.
@@ -295,8 +304,12 @@ func (w *World) services() (*Server, error) {
 	s.Conversations = conversation.New(w.DB, conversation.Options{Owner: w.host, RuntimesDir: shared.runtimes, Agents: s.Agents, Inference: s.Inference,
 		Keys: w.Keys, Broker: s.Egress, Ledger: s.Ledger, Writer: s.Writer, Account: account, Quotas: quotas, Log: log})
 	runner := operation.NewRunner(w.DB, w.host, log)
+	providers := map[string]sandbox.Provider{"local": s.Provider}
+	if w.disabled {
+		clear(providers)
+	}
 	s.Machines = machine.New(w.DB, machine.Options{Host: w.host, URL: "http://" + w.host.String(), Instance: w.name,
-		Providers: map[string]sandbox.Provider{"local": s.Provider}, Default: "local", Egress: s.Egress, Limits: w.opts.Limits, Quotas: quotas, Fleet: 50, Log: log,
+		Providers: providers, Default: "local", Egress: s.Egress, Limits: w.opts.Limits, Quotas: quotas, Fleet: 50, Log: log,
 		Mounts: func(context.Context) ([]sandbox.Mount, error) {
 			return append(runtime.Mounts(shared.runtimes), sandbox.Mount{Source: shared.agent, Target: agentMount}), nil
 		},
