@@ -495,4 +495,12 @@ func variables(w *conversationtest.World, t *testing.T) {
 	if turn.Error.Fields["server"] != "far" || turn.Error.Fields["type"] != "sse" {
 		t.Errorf("%+v", turn.Error)
 	}
+	// An agent that is gone leaves those that its conversation began with.
+	if err := w.Agents.Delete(t.Context(), w.Owner.Actor, a); err != nil {
+		t.Fatal(err)
+	}
+	must(t, w.Ask(id, "servers"), conversation.Completed, "")
+	if got := w.Said(id); !strings.HasSuffix(got, `"name":"near"}]`) || strings.Count(got, "Bearer") != 2 {
+		t.Errorf("without its agent it was told %s", got)
+	}
 }
