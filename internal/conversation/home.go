@@ -93,6 +93,10 @@ func copyTemplate(ctx context.Context, g *guest.Client, from, to string) error {
 	if is(err, guest.ErrUnreadable) {
 		return unreadable(err, from)
 	}
+	if is(err, guest.ErrTooLarge) {
+		return fail(CodeRuntimeTemplate, "%s is too large to be copied for each conversation: at most 100,000 files and directories, 100 levels and 1 GiB. Let the setup script put it elsewhere.", from).
+			with("reason", guest.ErrTooLarge).with("path", from).because(err)
+	}
 	if err != nil {
 		return fmt.Errorf("copy the runtime template: %w", err)
 	}

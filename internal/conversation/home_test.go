@@ -19,6 +19,7 @@ import (
 	"managoat/internal/refusal"
 	"managoat/internal/vault"
 	"managoat/internal/workspace"
+	"managoat/sandbox/guest"
 )
 
 // templates is a setup script that looks at what it finds and fills the runtime template, the same for each runtime: plain
@@ -316,6 +317,7 @@ func broken(h homes) {
 		{"a file written with sudo", agent.Codex, "true", "rm -f codex/deep/secret", "unreadable", template + "codex/deep/secret"},
 		{"a directory made with sudo", agent.Gemini, "true", "rmdir gemini/locked", "unreadable", template + "gemini/locked"},
 		{"a directory that cannot be written", agent.Codex, "mkdir codex/skills && chmod 500 codex/skills", "chmod 700 codex/skills", "read_only", ""},
+		{"a tree that goes too deep", agent.Codex, "mkdir -p codex/$(printf 'd/%.0s' {1..120})", "rm -r codex/d", guest.ErrTooLarge, template + "codex"},
 	}
 	for runtime, where := range runtimesWithTemplates {
 		for file := range where.merged {
@@ -327,7 +329,7 @@ func broken(h homes) {
 		}
 	}
 	for _, f := range faults {
-		h.in("cd %s && %s", template, f.break_)
+		h.InMachine(h.ws, "cd "+template+" && "+f.break_)
 		launch := func() uuid.UUID {
 			return h.Launch(conversation.CreateInput{WorkspaceID: &h.ws, Cwd: "/home/sprite/away/x",
 				AgentID: h.Of(f.runtime, func(c *agent.Config) { c.Skills = []agent.Skill{{Name: "ours", Content: skill}} })}).ID

@@ -57,7 +57,7 @@ func removeIn(dir int, name string, depth int) error {
 		return nil
 	case !errors.Is(err, unix.EISDIR):
 		return err
-	case depth > maxDepth:
+	case depth > removeDepth:
 		return unix.ENAMETOOLONG
 	}
 	d, err := openToEmpty(dir, name)
