@@ -37,6 +37,8 @@ type AgentForm struct {
 	AnyVault       bool
 	AllowedVaults  []string
 	CredentialID   string
+	MCPServers     string // JSON, by name
+	Skills         []SkillForm
 
 	Runtimes     []Option
 	Environments []Option // the first one is "none"
@@ -44,6 +46,9 @@ type AgentForm struct {
 	Models       []Option // suggestions
 	Errors       Errors
 }
+
+// SkillForm is one skill of an agent.
+type SkillForm struct{ Name, Content string }
 
 // AgentFormPage makes an agent.
 type AgentFormPage struct {

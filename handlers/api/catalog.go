@@ -31,15 +31,20 @@ type SandboxProviders struct {
 	Default string   `json:"default"`
 }
 
-// suggested models of claude. An id is never checked against a list: the provider knows.
-var suggested = []string{"anthropic/claude-sonnet-4-5", "anthropic/claude-opus-4-1", "anthropic/claude-haiku-4-5"}
+// suggested models by runtime. An id is never checked against a list: the provider knows.
+var suggested = map[string][]string{
+	agent.Claude: {"anthropic/claude-sonnet-4-5", "anthropic/claude-opus-4-1", "anthropic/claude-haiku-4-5"},
+	agent.Codex:  {"openai/gpt-5", "openai/gpt-5-codex"},
+	agent.Gemini: {"google/gemini-2.5-pro", "google/gemini-2.5-flash"},
+	agent.ACP:    {},
+}
 
 // Get answers GET /api/catalog.
 func (h Catalog) Get(context.Context, *struct{}) (*One[Offer], error) {
 	return Of(Offer{
 		SandboxAPIAccess: []string{"owner", "none"},
 		Runtimes:         agent.Runtimes,
-		Models:           map[string][]string{agent.Claude: suggested, agent.ACP: {}},
+		Models:           suggested,
 		ModelProviders:   inference.Providers,
 		SandboxProviders: SandboxProviders{Enabled: h.Providers, Default: h.Default},
 		PackageManagers:  []string{"apt", "npm", "pip"},

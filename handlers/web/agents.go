@@ -3,8 +3,12 @@ package web
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
@@ -17,7 +21,8 @@ import (
 	"managoat/views/markup"
 )
 
-var agentFields = []string{"name", "description", "system", "runtime", "runtime_command", "model", "environment_id", "allowed_environment_ids", "allowed_vault_ids"}
+var agentFields = []string{"name", "description", "system", "runtime", "runtime_command", "model", "environment_id", "allowed_environment_ids", "allowed_vault_ids",
+	"mcp_servers", "skills"}
 
 // ListAgents answers GET /agents.
 func (w *Console) ListAgents(c echo.Context) error {
@@ -45,7 +50,9 @@ func text(s *string) string {
 
 // choicesFor fills in what an agent's form lets one choose from.
 func (w *Console) choicesFor(ctx context.Context, a tenant.Actor, f *views.AgentForm) error {
-	f.Runtimes = []views.Option{{Value: agent.Claude, Label: "claude"}, {Value: agent.ACP, Label: "acp: a command in the machine"}}
+	f.Runtimes = []views.Option{{Value: agent.Claude, Label: "claude"}, {Value: agent.Codex, Label: "codex (does not run yet)"}, {Value: agent.Gemini, Label: "gemini (does not run yet)"},
+		{Value: agent.ACP, Label: "acp: a command in the machine"}}
+	f.Skills = append(f.Skills, views.SkillForm{}) // to fill in without JavaScript
 	f.Environments, f.Vaults = []views.Option{{Label: "none"}}, nil
 	environments, err := w.Environments.List(ctx, a, input.Page{Limit: choices})
 	if err != nil {
@@ -65,9 +72,28 @@ func (w *Console) choicesFor(ctx context.Context, a tenant.Actor, f *views.Agent
 }
 
 func agentForm(g agent.Config) views.AgentForm {
-	return views.AgentForm{Name: g.Name, Description: g.Description, System: g.System, Runtime: g.Runtime, RuntimeCommand: g.RuntimeCommand, Model: text(g.Model),
+	f := views.AgentForm{Name: g.Name, Description: g.Description, System: g.System, Runtime: g.Runtime, RuntimeCommand: g.RuntimeCommand, Model: text(g.Model),
 		EnvironmentID: idText(g.EnvironmentID), AnyEnvironment: g.AllowedEnvironmentIDs == nil, AllowedEnvs: idTexts(g.AllowedEnvironmentIDs),
 		AnyVault: g.AllowedVaultIDs == nil, AllowedVaults: idTexts(g.AllowedVaultIDs)}
+	if len(g.MCPServers) > 0 {
+		f.MCPServers = indented(g.MCPServers)
+	}
+	for _, s := range g.Skills {
+		f.Skills = append(f.Skills, views.SkillForm{Name: s.Name, Content: s.Content})
+	}
+	return f
+}
+
+// indented is a value's JSON for people.
+func indented(v any) string {
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		panic(err) // our own types
+	}
+	return b.String()
 }
 
 func idTexts(all []uuid.UUID) (texts []string) {
@@ -80,15 +106,29 @@ func idTexts(all []uuid.UUID) (texts []string) {
 func sentAgent(c echo.Context) views.AgentForm {
 	f := views.AgentForm{Name: c.FormValue("name"), Description: input.Lines(c.FormValue("description")), System: input.Lines(c.FormValue("system")),
 		Runtime: c.FormValue("runtime"), RuntimeCommand: c.FormValue("runtime_command"), Model: c.FormValue("model"), EnvironmentID: c.FormValue("environment_id"),
-		AnyEnvironment: c.FormValue("allowed_environment_ids_any") != "false", AnyVault: c.FormValue("allowed_vault_ids_any") != "false"}
-	if values, err := c.FormParams(); err == nil {
-		f.AllowedEnvs, f.AllowedVaults = values["allowed_environment_ids"], values["allowed_vault_ids"]
+		AnyEnvironment: c.FormValue("allowed_environment_ids_any") != "false", AnyVault: c.FormValue("allowed_vault_ids_any") != "false",
+		MCPServers: input.Lines(c.FormValue("mcp_servers"))}
+	values, err := c.FormParams()
+	if err != nil {
+		return f
+	}
+	f.AllowedEnvs, f.AllowedVaults = values["allowed_environment_ids"], values["allowed_vault_ids"]
+	contents := values["skills.content"]
+	for i, name := range values["skills.name"] {
+		s := views.SkillForm{Name: strings.TrimSpace(name)}
+		if i < len(contents) {
+			s.Content = input.Lines(contents[i])
+		}
+		if s.Name != "" || strings.TrimSpace(s.Content) != "" {
+			f.Skills = append(f.Skills, s)
+		}
 	}
 	return f
 }
 
-// writeAgent puts a form over a configuration; what the form does not show stays.
-func writeAgent(f views.AgentForm, g *agent.Config) {
+// writeAgent puts a form over a configuration; what the form does not show stays. What text cannot mean is a validation error
+// of its field, together with what the rules say of the rest.
+func writeAgent(f views.AgentForm, g *agent.Config) error {
 	g.Name, g.Description, g.System, g.Runtime, g.RuntimeCommand = f.Name, f.Description, f.System, f.Runtime, f.RuntimeCommand
 	g.Model = nil
 	if f.Model != "" {
@@ -96,6 +136,35 @@ func writeAgent(f views.AgentForm, g *agent.Config) {
 	}
 	g.EnvironmentID = optionalID(f.EnvironmentID)
 	g.AllowedEnvironmentIDs, g.AllowedVaultIDs = ids(f.AnyEnvironment, f.AllowedEnvs), ids(f.AnyVault, f.AllowedVaults)
+	g.Skills = nil
+	for _, s := range f.Skills {
+		g.Skills = append(g.Skills, agent.Skill{Name: s.Name, Content: s.Content})
+	}
+	g.MCPServers = nil
+	if err := readServers(f.MCPServers, g); err != nil {
+		return together(err, g.Validate())
+	}
+	return nil
+}
+
+// readServers reads the field of MCP servers as strictly as the API does.
+func readServers(text string, g *agent.Config) error {
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	var raw json.RawMessage
+	var syntax *json.SyntaxError
+	if err := json.Unmarshal([]byte(text), &raw); errors.As(err, &syntax) {
+		var v refusal.Validation
+		line := 1 + strings.Count(text[:min(int(syntax.Offset), len(text))], "\n")
+		v.Add("mcp_servers", "is not JSON: line %d, %s", line, strings.TrimPrefix(syntax.Error(), "json: "))
+		return v.Err()
+	}
+	body, err := json.Marshal(map[string]json.RawMessage{"mcp_servers": raw})
+	if err != nil {
+		return err
+	}
+	return input.Decode(body, g)
 }
 
 func ids(any bool, texts []string) []uuid.UUID {
@@ -128,10 +197,12 @@ func (w *Console) newAgent(c echo.Context, status int, form views.AgentForm) err
 // CreateAgent keeps a new agent: POST /agents.
 func (w *Console) CreateAgent(c echo.Context) error {
 	form, config := sentAgent(c), agent.New()
-	writeAgent(form, &config)
-	made, err := w.Agents.Create(c.Request().Context(), actor(c), config)
+	err := writeAgent(form, &config)
 	if err == nil {
-		return see(c, "/agents/"+made.ID.String(), "Created the agent "+made.Name+".")
+		var made agent.Agent
+		if made, err = w.Agents.Create(c.Request().Context(), actor(c), config); err == nil {
+			return see(c, "/agents/"+made.ID.String(), "Created the agent "+made.Name+".")
+		}
 	}
 	errs, status, err := formErrors(err, agentFields...)
 	if err != nil {
@@ -174,8 +245,7 @@ func (w *Console) UpdateAgent(c echo.Context) error {
 	}
 	form := sentAgent(c)
 	made, err := w.Agents.Update(c.Request().Context(), actor(c), at, int(number(c.FormValue("version"))), func(g *agent.Config) error {
-		writeAgent(form, g)
-		return nil
+		return writeAgent(form, g)
 	})
 	if err == nil {
 		return see(c, "/agents/"+at.String(), "Saved version "+strconv.Itoa(made.Version)+" of "+made.Name+".")
@@ -247,9 +317,7 @@ func (w *Console) ShowAgentVersions(c echo.Context) error {
 		if err != nil {
 			return err
 		}
-		if diff, err = configDiff(before.Config, after.Config); err != nil {
-			return err
-		}
+		diff = configDiff(before.Config, after.Config)
 	} else if to == 1 {
 		return refusal.NotFoundError()
 	}
@@ -262,14 +330,23 @@ func (w *Console) ShowAgentVersions(c echo.Context) error {
 	})
 }
 
-func configDiff(before, after agent.Config) (markup.FileDiff, error) {
-	b, err := json.MarshalIndent(before, "", "  ")
-	if err != nil {
-		return markup.FileDiff{}, err
+func configDiff(before, after agent.Config) markup.FileDiff {
+	return markup.Changes("agent.json", configText(before), configText(after))
+}
+
+// configText is a configuration for a difference: its texts of several lines stand below it, line by line.
+func configText(c agent.Config) string {
+	var texts strings.Builder
+	text := func(name string, content *string) {
+		if strings.Contains(*content, "\n") {
+			fmt.Fprintf(&texts, "\n%s:\n%s\n", name, strings.TrimSuffix(*content, "\n"))
+			*content = "below"
+		}
 	}
-	g, err := json.MarshalIndent(after, "", "  ")
-	if err != nil {
-		return markup.FileDiff{}, err
+	text("system", &c.System)
+	c.Skills = slices.Clone(c.Skills)
+	for i := range c.Skills {
+		text("skill "+c.Skills[i].Name, &c.Skills[i].Content)
 	}
-	return markup.Changes("agent.json", string(b)+"\n", string(g)+"\n"), nil
+	return indented(c) + texts.String()
 }

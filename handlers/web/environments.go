@@ -309,20 +309,26 @@ func environmentInput(f views.EnvironmentForm) (environment.Input, error) {
 			in.Repositories = append(in.Repositories, environment.Repository{URL: r.URL, MountPath: r.MountPath, Ref: r.Ref, SecretKey: r.SecretKey})
 		}
 	}
-	// The form's own complaints and the rules' come together.
 	if own := v.Err(); own != nil {
 		if timeout == 0 {
 			in.SetupTimeoutSeconds = environment.DefaultSetupTimeout
 		}
-		all := refusal.FieldErrors(in.Validate())
-		for field, problems := range all {
+		return in, together(own, in.Validate())
+	}
+	return in, nil
+}
+
+// together are the form's own complaints and those of the rules.
+func together(all ...error) error {
+	var v refusal.Validation
+	for _, err := range all {
+		for field, problems := range refusal.FieldErrors(err) {
 			for _, p := range problems {
 				v.Add(field, "%s", p)
 			}
 		}
-		return in, v.Err()
 	}
-	return in, nil
+	return v.Err()
 }
 
 // A value with line ends, quotes or outer blanks stands in quotes, as in JSON, so that one line is one variable.

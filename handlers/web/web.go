@@ -229,7 +229,7 @@ func formErrors(err error, fields ...string) (views.Errors, int, error) {
 	add := func(field, text string) {
 		// A reason for an entry of a field stands at the field: env_vars.PATH at env_vars.
 		for at := field; at != ""; at = at[:max(0, strings.LastIndexAny(at, ".["))] {
-			if shown[at] || strings.HasPrefix(at, "repositories[") && at == field {
+			if shown[at] || strings.Contains(at, "[") && shown[at[:strings.IndexByte(at, '[')]] && at == field { // a row's own
 				if at != field && !strings.Contains(text, field) {
 					text = field + " " + text
 				}

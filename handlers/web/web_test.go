@@ -348,6 +348,30 @@ func withoutJavaScript(t *testing.T, s *site) {
 		}
 		v.get(page + "/versions?to=9").says(404)
 	})
+	t.Run("an agent's MCP servers and skills", func(t *testing.T) {
+		t.Parallel()
+		v := s.as(t, s.Owner)
+		const servers = `{"tracker": {"type": "http", "url": "https://mcp.example.com", "headers": {"Authorization": "Bearer ${KEY}"}}}`
+		const skill = "---\r\nname: notes\r\ndescription: d\r\n---\r\n<b>one & two</b>\r\n"
+		v.get("/agents/new").says(200, "MCP servers", "Add skill")
+		refused := v.post("/agents", "name", "Librarian", "runtime", "claude", "model", "anthropic/x", "mcp_servers", "{\n\"a\": x}", "skills.name", "", "skills.content", "", "skills.name", "No Name", "skills.content", "text").
+			says(422, "line 2", "must be 1 to 64 of a-z").doc
+		if refused.Find(`[name="skills.content"]`).First().Text() != "text" || refused.Find(`[name="skills.name"][aria-invalid]`).Length() != 1 || !strings.Contains(refused.Find("[name=mcp_servers]").Text(), `"a": x`) {
+			t.Error("what was typed is gone, or its fault is not shown at it")
+		}
+		v.post("/agents", "name", "Librarian", "runtime", "claude", "model", "anthropic/x", "mcp_servers", `{"a": {"comand": "x"}}`).says(422, "mcp_servers.a.comand")
+		v.post("/agents", "name", "Librarian", "runtime", "claude", "model", "anthropic/x", "mcp_servers", `{"a": {}}`).says(422, "mcp_servers.a.command")
+		page := v.post("/agents", "name", "Librarian", "runtime", "claude", "model", "anthropic/x", "mcp_servers", servers, "skills.name", "notes", "skills.content", skill).says(200, "Created the agent Librarian.").path
+		kept := v.get(page).says(200, "Bearer ${KEY}").doc
+		if got := kept.Find(`[name="skills.content"]`).First().Text(); got != strings.ReplaceAll(skill, "\r\n", "\n") {
+			t.Errorf("the skill is shown as %q", got)
+		}
+		v.post(page, "version", "1", "name", "Librarian", "runtime", "claude", "model", "anthropic/x", "mcp_servers", kept.Find("[name=mcp_servers]").Text(), "skills.name", "notes", "skills.content", skill+"more\r\n").says(200, "Saved version 2")
+		diff := v.get(page+"/versions?to=2").says(200, "skills").doc
+		if diff.Find(".diff tr.add").Length() != 1 || diff.Find(".diff tr.del").Length() != 0 || !strings.Contains(diff.Find(".diff tr.add").Text(), "more") {
+			t.Errorf("the difference: %s", diff.Find(".diff").Text())
+		}
+	})
 	t.Run("another account sees nothing of it", func(t *testing.T) {
 		t.Parallel()
 		env := s.Environment(nil)

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/json"
 	"maps"
 	"regexp"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	"managoat/internal/inference"
 	"managoat/internal/input"
+	"managoat/internal/mcp"
 	"managoat/internal/refusal"
 )
 
@@ -33,10 +33,10 @@ const (
 	Native   = "native"
 )
 
-// Runtimes that conversations can run with now, and those that are known and refused not_available_yet.
+// Runtimes that agents can have now, and those that are known and refused not_available_yet.
 var (
-	Runtimes      = []string{Claude, ACP}
-	laterRuntimes = []string{Codex, Gemini, OpenCode, Native}
+	Runtimes      = []string{Claude, Codex, Gemini, ACP}
+	laterRuntimes = []string{OpenCode, Native}
 )
 
 // Values of fields that name a choice.
@@ -53,25 +53,25 @@ const (
 
 // Config is everything an agent is, but its id: what people write, and the snapshot that a version keeps for ever.
 type Config struct {
-	Name                  string                     `json:"name" doc:"1 to 200 characters, unique in the account"`
-	Description           string                     `json:"description"`
-	System                string                     `json:"system" doc:"the system prompt"`
-	Runtime               string                     `json:"runtime" doc:"claude or acp"`
-	RuntimeCommand        string                     `json:"runtime_command" doc:"acp only: the command line that the machine runs"`
-	Model                 *string                    `json:"model" doc:"provider/id; the provider must fit the runtime; optional for acp"`
-	Skills                []map[string]any           `json:"skills" doc:"not available yet"`
-	MCPServers            map[string]json.RawMessage `json:"mcp_servers" doc:"not available yet"`
-	PermissionPolicy      map[string]any             `json:"permission_policy" nullable:"true" doc:"auto_allow by tool title, kind, or default; null clears"`
-	MachineUse            string                     `json:"machine_use" doc:"always"`
-	SandboxMode           string                     `json:"sandbox_mode" doc:"ephemeral: a machine that is kept is a workspace"`
-	SandboxProvider       *string                    `json:"sandbox_provider" doc:"null: the instance's default"`
-	EnvironmentID         *uuid.UUID                 `json:"environment_id" doc:"what conversations without a workspace are built from"`
-	AllowedEnvironmentIDs []uuid.UUID                `json:"allowed_environment_ids" doc:"null: any; []: none but its own"`
-	AllowedVaultIDs       []uuid.UUID                `json:"allowed_vault_ids" doc:"null: any; []: none"`
-	InferenceCredentialID *uuid.UUID                 `json:"inference_credential_id" doc:"null: the account's default of the model's provider"`
-	ModelRetries          int                        `json:"model_retries" doc:"0"`
-	ExchangeAccess        string                     `json:"exchange_access" doc:"none"`
-	Metadata              map[string]any             `json:"metadata"`
+	Name                  string         `json:"name" doc:"1 to 200 characters, unique in the account"`
+	Description           string         `json:"description"`
+	System                string         `json:"system" doc:"the system prompt"`
+	Runtime               string         `json:"runtime" doc:"claude, codex, gemini or acp; conversations of codex and gemini fail with runtime_not_installed until this version has their adapters"`
+	RuntimeCommand        string         `json:"runtime_command" doc:"acp only: the command line that the machine runs"`
+	Model                 *string        `json:"model" doc:"provider/id; the provider must fit the runtime; optional for acp"`
+	Skills                []Skill        `json:"skills" doc:"written into a conversation's config home when that is made; not for acp"`
+	MCPServers            mcp.Servers    `json:"mcp_servers" doc:"by name; strings take ${NAME} of the conversation's variables and secrets, $$ is $; those that a conversation runs are the agent's own as they are when its runtime starts"`
+	PermissionPolicy      map[string]any `json:"permission_policy" nullable:"true" doc:"auto_allow by tool title, kind, or default; null clears"`
+	MachineUse            string         `json:"machine_use" doc:"always"`
+	SandboxMode           string         `json:"sandbox_mode" doc:"ephemeral: a machine that is kept is a workspace"`
+	SandboxProvider       *string        `json:"sandbox_provider" doc:"null: the instance's default"`
+	EnvironmentID         *uuid.UUID     `json:"environment_id" doc:"what conversations without a workspace are built from"`
+	AllowedEnvironmentIDs []uuid.UUID    `json:"allowed_environment_ids" doc:"null: any; []: none but its own"`
+	AllowedVaultIDs       []uuid.UUID    `json:"allowed_vault_ids" doc:"null: any; []: none"`
+	InferenceCredentialID *uuid.UUID     `json:"inference_credential_id" doc:"null: the account's default of the model's provider"`
+	ModelRetries          int            `json:"model_retries" doc:"0"`
+	ExchangeAccess        string         `json:"exchange_access" doc:"none"`
+	Metadata              map[string]any `json:"metadata"`
 }
 
 // New is a configuration with the defaults.
@@ -117,11 +117,13 @@ func (c *Config) Validate() error {
 	v.Check(len(c.AllowedVaultIDs) <= MaxAllowed, "allowed_vault_ids", "must have at most %d entries", MaxAllowed)
 	v.Check(c.ModelRetries >= 0 && c.ModelRetries <= MaxModelRetries, "model_retries", "must be from 0 to %d", MaxModelRetries)
 	if c.Skills == nil {
-		c.Skills = []map[string]any{}
+		c.Skills = []Skill{}
 	}
 	if c.MCPServers == nil {
-		c.MCPServers = map[string]json.RawMessage{}
+		c.MCPServers = mcp.Servers{}
 	}
+	c.validateSkills(&v)
+	c.MCPServers.Check(&v, "mcp_servers")
 	if c.ExchangeAccess == "" {
 		c.ExchangeAccess = noExchange
 	}
@@ -229,8 +231,7 @@ func (c *Config) available() error {
 		now   string
 	}{
 		{"runtime", slices.Contains(laterRuntimes, c.Runtime), "Use " + strings.Join(Runtimes, " or ") + "."},
-		{"skills", len(c.Skills) > 0, "Leave it empty."},
-		{"mcp_servers", len(c.MCPServers) > 0, "Leave it empty."},
+		{"skills", slices.ContainsFunc(c.Skills, Skill.kept), "Give a skill inline, as name and content."},
 		{"machine_use", c.MachineUse != Always, "Every runtime of this version uses a machine: always."},
 		{"exchange_access", c.ExchangeAccess != noExchange, "Leave it at none."},
 		{"model_retries", c.ModelRetries > 0, "Leave it at 0: a failed model call fails its turn."},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"managoat/internal/broker"
 	"managoat/internal/identity"
 	"managoat/internal/inference"
+	"managoat/internal/mcp"
 	"managoat/internal/refusal"
 	"managoat/internal/runtime"
 	"managoat/internal/secret"
@@ -56,13 +58,14 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	if err := t.s.clearHomes(ctx, up.Guest, t.c.TenantID, t.c.WorkspaceID, up.MachineID); err != nil {
 		return nil, err
 	}
+	servers, err := t.home(ctx, up)
+	if err != nil {
+		return nil, err
+	}
 	if err := t.install(ctx); err != nil {
 		return nil, err
 	}
-	if err := t.home(ctx, up); err != nil {
-		return nil, err
-	}
-	return t.launch(ctx, up, bound)
+	return t.launch(ctx, up, bound, servers)
 }
 
 // attempt counts another start of the turn; the first is counted as it begins.
@@ -173,14 +176,19 @@ func notFound(err error) bool {
 // install installs the runtime's adapter where that was not done yet.
 func (t *turn) install(ctx context.Context) error {
 	name := t.runtime.Installs()
-	if name == "" || runtime.Installed(name, t.s.o.RuntimesDir) {
+	if runtime.Installed(name, t.s.o.RuntimesDir) {
 		return nil
 	}
-	t.waits(ctx, ForAdapter, "installing")
 	start := time.Now()
 	stage := func(state, reason string, detail map[string]any) {
 		t.stage(ctx, transcript.StageBody{Stage: "adapter", State: state, Reason: reason, DurationMS: time.Since(start).Milliseconds(), Detail: detail})
 	}
+	if runtime.Version(name) == "" {
+		f := fail(CodeNotInstalled, "This version of Managoat has no adapter for the runtime %s yet, so that its conversations do not run. Start one with an agent of the runtime claude, or of acp with a command in the machine.", name)
+		stage("failed", f.problem.Code, nil)
+		return f
+	}
+	t.waits(ctx, ForAdapter, "installing")
 	err := runtime.Install(ctx, name, t.s.o.RuntimesDir, func(line string) { stage("started", "", map[string]any{"installing": name, "line": line}) })
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -194,34 +202,50 @@ func (t *turn) install(ctx context.Context) error {
 	return nil
 }
 
-// home makes the config home on a machine where the conversation has none yet, and the working directory.
-func (t *turn) home(ctx context.Context, up *workspace.Up) error {
-	l := t.basics()
-	if t.c.HomeMachineID == nil || *t.c.HomeMachineID != up.MachineID {
+// home makes the config home on a machine where the conversation has none yet, and the working directory. It answers with the
+// MCP servers that the home is for.
+func (t *turn) home(ctx context.Context, up *workspace.Up) (mcp.Servers, error) {
+	before := t.c.HomeMachineID
+	fresh := before == nil || *before != up.MachineID
+	if fresh {
 		t.waits(ctx, ForHome, "")
-		start := time.Now()
-		err := makeHome(ctx, up.Guest, t.runtime, l)
-		if err == nil {
-			err = merge(ctx, up.Guest, t.runtime, l) // a home that cannot take our keys is not made: the next prompt makes it anew
+	}
+	start := time.Now()
+	l := t.basics()
+	var err error
+	if l.MCP, err = t.servers(ctx, up); err == nil && fresh {
+		if err = makeHome(ctx, up.Guest, t.runtime, l); err == nil {
+			// A home that cannot take our keys is not made: the next prompt makes it anew.
+			err = merge(ctx, up.Guest, t.runtime, l, path.Join(templateDir, t.runtime.Template()))
 		}
-		if err != nil {
-			f := failureOf(err)
-			t.stage(ctx, transcript.StageBody{Stage: "home", State: "failed", Reason: f.problem.Code, Detail: f.problem.Fields, DurationMS: time.Since(start).Milliseconds()})
-			return err
-		}
-		before := t.c.HomeMachineID
+	} else if err == nil {
+		err = merge(ctx, up.Guest, t.runtime, l, "")
+	}
+	if err != nil {
+		f := failureOf(err)
+		f.ends = f.ends || fresh && f.problem.Code == CodeRuntimeTemplate
+		t.stage(ctx, transcript.StageBody{Stage: "home", State: "failed", Reason: f.problem.Code, Detail: f.problem.Fields, DurationMS: time.Since(start).Milliseconds()})
+		return nil, err
+	}
+	if fresh {
 		if err := t.op.write(ctx, func(tx db.Tx) error { return tx.SetHome(ctx, &up.MachineID, t.c.ID) }); err != nil {
-			return err
+			return nil, err
 		}
 		t.c.HomeMachineID, t.c.RuntimeSessionID = &up.MachineID, ""
 		t.stage(ctx, transcript.StageBody{Stage: "home", State: "done", DurationMS: time.Since(start).Milliseconds(), Detail: map[string]any{"path": l.Home}})
 		if before != nil {
 			t.notice(ctx, "new_machine", "The machine is a new one, set up from the environment as it is now. What lay on the old disk is gone, and the agent starts without its memory of this conversation.")
 		}
-	} else if err := merge(ctx, up.Guest, t.runtime, l); err != nil {
-		return err
 	}
+	return l.MCP, t.folder(ctx, up)
+}
+
+// folder makes the working directory. The runtime's own needs no root: a launch cannot name it.
+func (t *turn) folder(ctx context.Context, up *workspace.Up) error {
 	roots := append([]string{guest.Home}, up.Repositories...)
+	if own := t.runtime.Dir(); t.c.Cwd == own && own != guest.Home {
+		roots = []string{path.Dir(own)}
+	}
 	_, _, missing := up.Guest.Stat(ctx, roots, t.c.Cwd)
 	if _, err := up.Guest.Mkdir(ctx, roots, t.c.Cwd, 0o755); err != nil {
 		var file *guest.FileError
@@ -231,7 +255,7 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) error {
 		}
 		return fmt.Errorf("make the working directory: %w", err)
 	}
-	if notFound(missing) { // which may be a slip of the pen
+	if notFound(missing) && t.c.Cwd != t.runtime.Dir() { // which may be a slip of the pen
 		t.notice(ctx, "folder_made", "The folder "+t.c.Cwd+" was not there. It was made, and is empty.")
 	}
 	return nil
@@ -240,7 +264,11 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) error {
 // basics is what is known of a start of the runtime before it has a token.
 func (t *turn) basics() runtime.Launch {
 	_, model, _ := strings.Cut(t.c.Model, "/")
-	return runtime.Launch{ConversationID: t.c.ID, Home: homeOf(t.c.ID), CommandLine: t.agent.RuntimeCommand, System: t.agent.System, Model: model}
+	l := runtime.Launch{ConversationID: t.c.ID, Home: homeOf(t.c.ID), CommandLine: t.agent.RuntimeCommand, System: t.agent.System, Model: model}
+	for _, s := range t.agent.Skills {
+		l.Skills = append(l.Skills, runtime.Skill{Name: s.Name, Content: s.Content})
+	}
+	return l
 }
 
 // process is the conversation's adapter for this server to hold.
@@ -291,7 +319,7 @@ func (t *turn) environment(up *workspace.Up, a adapter, l runtime.Launch, keys [
 }
 
 // launch starts the runtime and opens its session.
-func (t *turn) launch(ctx context.Context, up *workspace.Up, bound *inference.Bound) (*process, error) {
+func (t *turn) launch(ctx context.Context, up *workspace.Up, bound *inference.Bound, servers mcp.Servers) (*process, error) {
 	t.waits(ctx, ForAdapter, "")
 	start := time.Now()
 	a, plain, err := t.newAdapter(ctx, up)
@@ -305,7 +333,10 @@ func (t *turn) launch(ctx context.Context, up *workspace.Up, bound *inference.Bo
 	if err != nil {
 		return nil, err
 	}
-	p.session = ""
+	p.session, p.launch.MCP = "", servers
+	if err := writeHome(ctx, up.Guest, p.launch.Home, t.runtime.Credentials(p.launch)); err != nil {
+		return nil, errors.Join(err, t.s.dropAdapter(context.WithoutCancel(ctx), t.c.TenantID, t.c.ID, a))
+	}
 	err = up.Guest.Start(ctx, guest.Exec{ID: a.ExecID.String(), Argv: t.runtime.Argv(p.launch), Env: p.env, Dir: t.c.Cwd, User: guest.Sprite,
 		Stdin: true, Spool: guest.SpoolProtocol, SpoolBytes: spoolBytes})
 	if err != nil {

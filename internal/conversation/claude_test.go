@@ -1,7 +1,6 @@
 package conversation_test
 
 import (
-	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +15,7 @@ import (
 	"managoat/internal/inference"
 	"managoat/internal/input"
 	"managoat/internal/ledger"
-	"managoat/internal/refusal"
+	"managoat/internal/mcp"
 	"managoat/internal/runtime"
 	"managoat/internal/secret"
 	"managoat/internal/testworld"
@@ -105,63 +104,24 @@ func TestClaudeRepairsACheckoutAndNothingItDoesIsHidden(t *testing.T) {
 	}
 }
 
-func TestClaudesConfigHomeStartsFromTheTemplate(t *testing.T) {
+// How homes are made of templates is TestConfigHomes's; this one is that claude takes its home for what it is.
+func TestClaudeRunsTheHooksOfTheTemplate(t *testing.T) {
 	t.Parallel()
 	w := conversationtest.New(t)
 	conversationtest.InstallClaude(t)
 	w.Outside.Model.Script("hello", testworld.Reply{testworld.Say("Hello.")})
 	ws := w.Workspace(w.Environment(func(in *environment.Input) {
 		in.SetupScript = `cd "$MANAGOAT_RUNTIME_TEMPLATE/claude"
-			echo '{"hooks": {"UserPromptSubmit": [{"hooks": [{"type": "command", "command": "touch $CLAUDE_CONFIG_DIR/hooked"}]}]}, "theme": "mine"}' > settings.json
-			echo '{"mcpServers": {"old": {"command": "false"}}, "kept": "as it was"}' > .claude.json
-			echo 'template memory' > CLAUDE.md
-			mkdir -p deep/er && echo '#!/bin/sh' > deep/er/hook.sh && chmod 750 deep/er/hook.sh
-			ln -s /etc/passwd link && mkfifo pipe`
+			echo '{"hooks": {"UserPromptSubmit": [{"hooks": [{"type": "command", "command": "$CLAUDE_CONFIG_DIR/hook.sh"}]}]}}' > settings.json
+			printf '#!/bin/sh\ntouch "$CLAUDE_CONFIG_DIR/hooked"\n' > hook.sh && chmod 750 hook.sh
+			echo 'template memory' > CLAUDE.md`
 	}))
 	c := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID}).ID
 	must(t, w.Ask(c, "hello"), conversation.Completed, "")
-	home := "/home/sprite/.managoat/c/" + c.String()
-	var settings map[string]any
-	if err := json.Unmarshal([]byte(w.InMachine(ws.ID, "cat "+home+"/settings.json")), &settings); err != nil || settings["showThinkingSummaries"] != true || settings["theme"] != "mine" || settings["hooks"] == nil {
-		t.Errorf("settings %v %v", settings, err)
+	if !w.Outside.Model.Heard("template memory") {
+		t.Error("the model did not hear the template's instructions")
 	}
-	if got := w.InMachine(ws.ID, "cat "+home+"/.claude.json"); !strings.Contains(got, "as it was") || strings.Contains(got, `"old"`) {
-		t.Errorf(".claude.json: %s", got)
-	}
-	if got := w.InMachine(ws.ID, "cd "+home+" && cat CLAUDE.md && stat -c %a deep/er/hook.sh . && ls -d link pipe 2>/dev/null; ls hooked"); got != "template memory\n750\n700\nhooked" {
-		t.Errorf("the home: %s", got)
-	}
-	// The agent's own instructions win; what a later conversation finds is the template as it is then.
-	w.InMachine(ws.ID, "echo later > /home/sprite/.managoat/template/claude/later")
-	second := w.Launch(conversation.CreateInput{AgentID: w.Claude(func(c *agent.Config) { c.System = "agent's words" }), WorkspaceID: &ws.ID}).ID
-	must(t, w.Ask(second, "hello"), conversation.Completed, "")
-	if got := w.InMachine(ws.ID, "cat /home/sprite/.managoat/c/"+second.String()+"/{CLAUDE.md,later}; ! test -e "+home+"/later"); got != "agent's wordslater" {
-		t.Errorf("the second home: %s", got)
-	}
-	for name, c := range map[string]struct{ break_, mend, reason, path string }{
-		"a merged file that is no object": {"echo '[1]' > settings.json", "echo '{}' > settings.json", "not_a_json_object", "settings.json"},
-		"a merged file that is no JSON":   {"echo '{' > .claude.json", "rm .claude.json", "not_a_json_object", ".claude.json"},
-		"a file that cannot be read":      {"chmod 000 deep/er/hook.sh", "chmod 700 deep/er/hook.sh", "unreadable", "/home/sprite/.managoat/template/claude/deep/er/hook.sh"},
-	} {
-		w.InMachine(ws.ID, "cd /home/sprite/.managoat/template/claude && "+c.break_)
-		id := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID}).ID
-		for range 2 { // the same way until it is mended
-			turn := w.Ask(id, "hello")
-			must(t, turn, conversation.Failed, conversation.CodeRuntimeTemplate)
-			if turn.Error.Fields["reason"] != c.reason || turn.Error.Fields["path"] != c.path {
-				t.Errorf("%s: %+v", name, turn.Error)
-			}
-		}
-		w.InMachine(ws.ID, "cd /home/sprite/.managoat/template/claude && "+c.mend)
-		homeMade(t, w, id)
-	}
-	// A template that a link leads to is not used.
-	w.InMachine(ws.ID, "cd /home/sprite/.managoat && mv template real && ln -s real template")
-	linked := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID}).ID
-	homeMade(t, w, linked)
-	if exists(t, w, ws.ID, "/home/sprite/.managoat/c/"+linked.String()+"/later") {
-		t.Error("the linked template was copied")
-	}
+	w.InMachine(ws.ID, "test -f ~/.managoat/c/"+c.String()+"/hooked")
 }
 
 func TestNoPromptStartsASecondClaudeToLookAtItsKey(t *testing.T) {
@@ -192,17 +152,6 @@ func TestNoPromptStartsASecondClaudeToLookAtItsKey(t *testing.T) {
 	if now := spent(); now != started {
 		t.Errorf("children of the adapter used %d ticks of CPU beside three prompts", now-started)
 	}
-}
-
-// homeMade prompts until the config home is made; what comes after it is not waited for.
-func homeMade(t *testing.T, w *conversationtest.World, id uuid.UUID) {
-	t.Helper()
-	turn := w.Prompt(id, "hello")
-	w.Until("the config home to be made", func() bool { return strings.Contains(stages(w, id), "home done") })
-	if _, err := w.Conversations.Interrupt(t.Context(), w.Owner.Actor, id, &turn.ID); err != nil && !refusal.Is(err, refusal.NoTurnRunning) {
-		t.Fatal(err)
-	}
-	w.Ended(id, turn.TurnNumber)
 }
 
 func TestAnAdapterReadsWhatItsInstallationCompiled(t *testing.T) {
@@ -278,5 +227,56 @@ func TestAModelThatFailsFailsTheTurnOnceAndLoudly(t *testing.T) {
 	w.Until("the failed request to be counted", func() bool { u := w.Turn(c, 1).Usage; return u != nil && u.FailedRequests == 1 })
 	if n := len(w.Outside.Model.Calls()); n != 1 {
 		t.Errorf("%d calls", n)
+	}
+}
+
+// An agent's server is started in the machine by the CLI itself, from the file that is written, and its tool can be called; one
+// that the agent drops is gone at the next wake. A skill is found by its front matter.
+func TestClaudeUsesItsAgentsMCPServersAndSkills(t *testing.T) {
+	t.Parallel()
+	w := conversationtest.New(t)
+	conversationtest.InstallClaude(t)
+	env := w.Environment(func(in *environment.Input) {
+		in.SetupScript = "cat > ~/shelf.js <<'END'\n" + testworld.MCPServer + "END\n"
+		in.EnvVars = map[string]string{"PLACE": "row 3"}
+	})
+	if _, err := w.Environments.PutSecret(t.Context(), w.Owner.Actor, env, environment.SecretInput{Key: "SHELF_KEY", Value: secret.New("the-key-of-${PLACE}")}); err != nil {
+		t.Fatal(err)
+	}
+	ws := w.Workspace(env)
+	a := w.Claude(func(c *agent.Config) {
+		c.MCPServers = mcp.Servers{"shelf": {Command: "node", Args: []string{"/home/sprite/shelf.js", "${PLACE}", "$${PLACE} $PLACE"}, Env: map[string]string{"SHELF": "${SHELF_KEY}"}}}
+		c.Skills = []agent.Skill{{Name: "shelving", Content: "---\nname: shelving\ndescription: How a book is put back where it was.\n---\nGently.\n"}}
+	})
+	const tool = "mcp__shelf__look_up"
+	w.Outside.Model.Script("look it up",
+		testworld.Reply{testworld.Call("ToolSearch", testworld.Input{"query": "select:" + tool, "max_results": 5})}, // offered when it is looked for
+		testworld.Reply{testworld.Call(tool, testworld.Input{"title": "Emil"})},
+		testworld.Reply{testworld.ToolSaid("found Emil row 3 ${PLACE} $PLACE the-key-of-${PLACE}"), testworld.Say("Found.")})
+	// What the CLI still says of a tool that it had is out of its session; there is nobody who would answer.
+	w.Outside.Model.Script("and now",
+		testworld.Reply{testworld.Call(tool, testworld.Input{"title": "Emil"})},
+		testworld.Reply{testworld.ToolSaid("No such tool available"), testworld.Say("Gone.")})
+	id := w.Launch(conversation.CreateInput{AgentID: a, WorkspaceID: &ws.ID}).ID
+	must(t, w.Ask(id, "look it up"), conversation.Completed, "")
+	if said := w.Said(id); said != "Found." {
+		t.Errorf("the agent said %q", said)
+	}
+	if results := conversationtest.Bodies[transcript.ToolResultBody](w, id, transcript.ToolResult); len(results) != 2 || !strings.Contains(results[1].Output, "found Emil") || strings.Contains(results[1].Output, "the-key-of") {
+		t.Errorf("the call: %+v", results)
+	}
+	if !w.Outside.Model.Heard("- shelving") {
+		t.Error("the model did not hear of the skill")
+	}
+	if _, err := w.Agents.Update(t.Context(), w.Owner.Actor, a, 0, func(c *agent.Config) error { c.MCPServers = nil; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	w.StopMachine(ws.ID)
+	must(t, w.Ask(id, "and now"), conversation.Completed, "")
+	if said := w.Said(id); !strings.HasSuffix(said, "Gone.") {
+		t.Errorf("the agent said %q", said)
+	}
+	if got := w.InMachine(ws.ID, "pgrep -cf '[s]helf.js' || true"); got != "0" {
+		t.Errorf("%s processes of the dropped server run", got)
 	}
 }

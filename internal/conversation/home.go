@@ -1,15 +1,24 @@
 package conversation
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"path"
+	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 
+	"managoat/internal/mcp"
+	"managoat/internal/refusal"
 	"managoat/internal/runtime"
+	"managoat/internal/tenant"
+	"managoat/internal/workspace"
 	"managoat/sandbox/guest"
 )
 
@@ -34,20 +43,38 @@ func makeHome(ctx context.Context, g *guest.Client, rt runtime.Runtime, l runtim
 	if err := g.Remove(ctx, diskRoots, l.Home); err != nil {
 		return fmt.Errorf("clear the config home: %w", err)
 	}
-	if _, err := g.Mkdir(ctx, diskRoots, l.Home, 0o700); err != nil {
+	place := path.Join(l.Home, rt.Place())
+	if _, err := g.Mkdir(ctx, diskRoots, place, 0o700); err != nil {
 		return fmt.Errorf("make the config home: %w", err)
 	}
 	if rt.Template() != "" {
-		if err := copyTemplate(ctx, g, path.Join(templateDir, rt.Template()), l.Home); err != nil {
+		if err := copyTemplate(ctx, g, path.Join(templateDir, rt.Template()), place); err != nil {
 			return err
 		}
 	}
-	for _, f := range rt.Files(l) {
-		to := path.Join(l.Home, f.Path)
-		if err := g.Remove(ctx, diskRoots, to); err != nil {
-			return fmt.Errorf("replace %s of the config home: %w", f.Path, err)
+	return writeHome(ctx, g, l.Home, append(rt.Files(l), rt.Credentials(l)...))
+}
+
+// writeHome puts files of ours into a config home, in place of what is there.
+func writeHome(ctx context.Context, g *guest.Client, home string, files []runtime.File) error {
+	for _, f := range files {
+		to := path.Join(home, f.Path)
+		old := to
+		if f.Replaces != "" {
+			old = path.Join(home, f.Replaces)
 		}
-		if err := g.WriteFile(ctx, diskRoots, to, f.Data, f.Mode); err != nil {
+		err := g.Remove(ctx, diskRoots, old)
+		if is(err, guest.ErrNotADir) { // a file lies where our directory must
+			err = g.Remove(ctx, diskRoots, path.Dir(old))
+		}
+		if err == nil {
+			err = g.WriteFile(ctx, diskRoots, to, f.Data, f.Mode)
+		}
+		if is(err, guest.ErrUnreadable) {
+			return fail(CodeRuntimeTemplate, "%s of the config home cannot be written: the runtime template has its directory without the permission to write. Give it that where the setup script makes it.", f.Path).
+				with("reason", "read_only").with("path", to).because(err)
+		}
+		if err != nil {
 			return fmt.Errorf("write %s of the config home: %w", f.Path, err)
 		}
 	}
@@ -57,74 +84,125 @@ func makeHome(ctx context.Context, g *guest.Client, rt runtime.Runtime, l runtim
 // copyTemplate copies the template's directory of one runtime, unless a link leads there: that one is not used.
 func copyTemplate(ctx context.Context, g *guest.Client, from, to string) error {
 	_, resolved, err := g.Stat(ctx, diskRoots, from)
-	var file *guest.FileError
-	if errors.As(err, &file) && (file.Code == guest.ErrNotFound || file.Code == guest.ErrNotADir || file.Code == guest.ErrOutside) {
+	switch {
+	case is(err, guest.ErrNotFound, guest.ErrNotADir, guest.ErrOutside), err == nil && resolved != from:
 		return nil
+	case err == nil:
+		err = g.CopyTree(ctx, diskRoots, from, to)
+	}
+	if is(err, guest.ErrUnreadable) {
+		return unreadable(err, from)
+	}
+	if is(err, guest.ErrTooLarge) {
+		return fail(CodeRuntimeTemplate, "%s is too large to be copied for each conversation: at most 100,000 files and directories, 100 levels and 1 GiB. Let the setup script put it elsewhere.", from).
+			with("reason", guest.ErrTooLarge).with("path", from).because(err)
 	}
 	if err != nil {
-		return templateError(err, from)
+		return fmt.Errorf("copy the runtime template: %w", err)
 	}
-	if resolved != from {
-		return nil
-	}
-	return templateError(g.CopyTree(ctx, diskRoots, from, to), from)
+	return nil
 }
 
 // merge sets our keys in the JSON files of a config home, at every start of the runtime: whatever else stands in them
-// stays.
-func merge(ctx context.Context, g *guest.Client, rt runtime.Runtime, l runtime.Launch) error {
+// stays. from is where the files of a home that was just made came from, "" for one that is used again.
+func merge(ctx context.Context, g *guest.Client, rt runtime.Runtime, l runtime.Launch, from string) error {
 	for _, m := range rt.Merges(l) {
 		file := path.Join(l.Home, m.Path)
-		object := map[string]json.RawMessage{}
-		data, size, err := g.ReadFile(ctx, diskRoots, file, maxMerged)
-		var missing *guest.FileError
+		source := file
+		if from != "" {
+			source = path.Join(from, strings.TrimPrefix(m.Path, rt.Place()))
+		}
+		object, mode := map[string]json.RawMessage{}, fs.FileMode(0o600)
+		entry, _, err := g.Stat(ctx, diskRoots, file)
+		if err == nil {
+			var data []byte
+			mode = entry.Mode.Perm()
+			data, _, err = g.ReadFile(ctx, diskRoots, file, maxMerged+1)
+			if err == nil && (len(data) > maxMerged || json.Unmarshal(data, &object) != nil || object == nil) || is(err, guest.ErrIsADir) {
+				return notAnObject(source)
+			}
+		}
 		switch {
-		case errors.As(err, &missing) && missing.Code == guest.ErrNotFound:
+		case is(err, guest.ErrNotFound):
+		case is(err, guest.ErrUnreadable):
+			return unreadable(err, source)
 		case err != nil:
-			return templateError(err, file)
-		case size > maxMerged || json.Unmarshal(data, &object) != nil || object == nil:
-			return notAnObject(m.Path)
+			return fmt.Errorf("read %s of the config home: %w", m.Path, err)
 		}
 		for key, value := range m.Keys {
-			if object[key], err = json.Marshal(value); err != nil {
+			if object[key], err = plainJSON(value); err != nil {
 				return err
 			}
 		}
-		out, err := json.MarshalIndent(object, "", "  ")
+		out, err := plainJSON(object)
 		if err != nil {
 			return err
 		}
-		if err := g.WriteFile(ctx, diskRoots, file, append(out, '\n'), 0o600); err != nil {
+		if err := g.WriteFile(ctx, diskRoots, file, out, uint32(mode)); err != nil {
 			return fmt.Errorf("write %s of the config home: %w", m.Path, err)
 		}
 	}
 	return nil
 }
 
-func notAnObject(file string) *failure {
-	f := fail(CodeRuntimeTemplate, "%s of the runtime template is not a JSON object. Mend it where the setup script writes it, under $MANAGOAT_RUNTIME_TEMPLATE, or on the machine's disk.", file).
-		with("reason", guest.ErrNotJSONOb).with("path", file)
-	f.ends = true
-	return f
+// plainJSON is a value's JSON as people write it.
+func plainJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	err := e.Encode(v)
+	return b.Bytes(), err
 }
 
-// templateError names what the sandbox user cannot read.
-func templateError(err error, at string) error {
+// is tells whether the guest refused with one of the codes.
+func is(err error, codes ...string) bool {
 	var file *guest.FileError
-	if !errors.As(err, &file) || file.Code != guest.ErrUnreadable && file.Code != guest.ErrIsADir && file.Code != guest.ErrOutside {
-		if err != nil {
-			return fmt.Errorf("copy the runtime template: %w", err)
+	return errors.As(err, &file) && slices.Contains(codes, file.Code)
+}
+
+func notAnObject(file string) *failure {
+	return fail(CodeRuntimeTemplate, "%s is not a JSON object. Mend it on the machine's disk, and where the setup script writes it, under $MANAGOAT_RUNTIME_TEMPLATE.", file).
+		with("reason", guest.ErrNotJSONOb).with("path", file)
+}
+
+// unreadable names what the sandbox user cannot read.
+func unreadable(err error, at string) *failure {
+	var file *guest.FileError
+	if errors.As(err, &file) && file.Path != "" {
+		at = file.Path
+	}
+	return fail(CodeRuntimeTemplate, "%s cannot be read by the sandbox user: was it written with sudo? Give it to the user sprite, on the machine's disk and where the setup script writes it.", at).
+		with("reason", "unreadable").with("path", at).because(err)
+}
+
+// servers are the MCP servers of the conversation's agent as it is now, which runs in the version that the conversation began
+// with in all else: a server that it dropped is not started again. An agent that was deleted keeps those it had.
+func (t *turn) servers(ctx context.Context, up *workspace.Up) (mcp.Servers, error) {
+	servers := t.agent.MCPServers
+	now, err := t.s.o.Agents.Get(ctx, tenant.SystemActor(t.c.TenantID, "conversation"), t.c.AgentID)
+	if err == nil {
+		servers = now.MCPServers
+	} else if !refusal.Is(err, refusal.NotFound) {
+		return nil, err
+	}
+	resolved, missing, err := servers.Resolve(func(name string) (string, bool) {
+		if s, ok := up.Secrets[name]; ok { // they win, as in the runtime's own environment
+			return s.Reveal(), true
 		}
-		return nil
+		v, ok := up.Vars[name]
+		return v, ok
+	})
+	if len(missing) > 0 {
+		return nil, fail(CodeMCPVariables, "The agent's MCP servers use variables that neither the workspace's environment nor its vault has: %s. Set them there as variables or secrets, or change the agent's mcp_servers, and send the prompt again.",
+			strings.Join(missing, ", ")).with("missing", missing)
 	}
-	where := file.Path
-	if where == "" {
-		where = at
+	if err != nil {
+		errs := refusal.FieldErrors(err)
+		return nil, fail(CodeMCPInvalid, "With the values of their variables, the agent's MCP servers are not valid: %s. Change those values or the agent's mcp_servers, and send the prompt again.",
+			strings.Join(slices.Sorted(maps.Keys(errs)), ", ")).with("errors", errs)
 	}
-	f := fail(CodeRuntimeTemplate, "%s of the runtime template cannot be read by the sandbox user: was it written with sudo? Give it to the user sprite.", where).
-		with("reason", "unreadable").with("path", where).because(err)
-	f.ends = true
-	return f
+	return resolved, nil
 }
 
 // clearHomes removes the config homes that conversations left on a machine while it was parked.

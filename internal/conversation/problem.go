@@ -18,6 +18,9 @@ const (
 	CodeInternal          = "internal"              // a fault of the server; its log has the cause
 	CodeRuntimeTemplate   = "runtime_template"      // the config home could not be made from the template
 	CodeNotInstalled      = "runtime_not_installed" // the machine does not find the command, or the adapter's installation failed
+	CodeMCPVariables      = "mcp_variables_missing" // variables of the agent's MCP servers have no value
+	CodeMCPInvalid        = "mcp_server_invalid"    // nor are the servers valid with every value
+	CodeMCPTransport      = "mcp_not_supported"     // the runtime takes no servers of a type
 	CodeAdapterCrashed    = "adapter_crashed"       // the runtime ended by itself
 	CodeAdapterSilent     = "adapter_silent"        // the runtime did not answer in time
 	CodeAdapterProtocol   = "adapter_protocol"      // the runtime does not speak the protocol as it must

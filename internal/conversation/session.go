@@ -10,6 +10,7 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 
 	"managoat/internal/acp"
+	"managoat/internal/mcp"
 	"managoat/queries"
 )
 
@@ -73,8 +74,12 @@ func handshake(method string, err error) error {
 
 // openSession makes the runtime's session, or takes up the one that the conversation had.
 func (p *process) openSession(ctx context.Context, c queries.Conversation, caps sdk.AgentCapabilities) (id string, state sessionState, err error) {
+	servers := p.runtime.Servers(p.launch)
+	if err := takes(servers, caps.McpCapabilities); err != nil {
+		return "", "", err
+	}
 	if c.RuntimeSessionID != "" {
-		state, err := p.resume(ctx, c.RuntimeSessionID, caps)
+		state, err := p.resume(ctx, c.RuntimeSessionID, caps, servers)
 		var agent *acp.Error
 		switch {
 		case err == nil && state != "":
@@ -88,7 +93,7 @@ func (p *process) openSession(ctx context.Context, c queries.Conversation, caps 
 	var answer struct {
 		SessionID string `json:"sessionId"`
 	}
-	if err := p.peer.Call(ctx, sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: p.cwd, McpServers: []sdk.McpServer{}}, &answer); err != nil {
+	if err := p.peer.Call(ctx, sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: p.cwd, McpServers: servers}, &answer); err != nil {
 		return "", "", handshake("session/new", err)
 	}
 	if answer.SessionID == "" || len(answer.SessionID) > maxSessionID {
@@ -101,20 +106,38 @@ func (p *process) openSession(ctx context.Context, c queries.Conversation, caps 
 	return answer.SessionID, state, p.setUp(ctx, answer.SessionID)
 }
 
+// takes refuses servers of a type that the runtime does not take: it would leave them out in silence.
+func takes(servers []sdk.McpServer, caps sdk.McpCapabilities) error {
+	for _, s := range servers {
+		switch {
+		case s.Http != nil && !caps.Http:
+			return notTaken(s.Http.Name, mcp.HTTP)
+		case s.Sse != nil && !caps.Sse:
+			return notTaken(s.Sse.Name, mcp.SSE)
+		}
+	}
+	return nil
+}
+
+func notTaken(name, kind string) error {
+	return fail(CodeMCPTransport, "This runtime takes no MCP servers of the type %s, as the agent's %s is. Give the agent's mcp_servers a command in its place, and send the prompt again.", kind, name).
+		with("server", name).with("type", kind)
+}
+
 // maxSessionID bounds a runtime's session id, in bytes.
 const maxSessionID = 500
 
 // resume takes up a session; "" when the runtime has no way to. What it replays of the history is
 // stored already, and dropped: until the process knows its session's id, no update is of it.
-func (p *process) resume(ctx context.Context, id string, caps sdk.AgentCapabilities) (sessionState, error) {
+func (p *process) resume(ctx context.Context, id string, caps sdk.AgentCapabilities, servers []sdk.McpServer) (sessionState, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, loadTimeout, silent("session/load", loadTimeout))
 	defer cancel()
 	switch {
 	case caps.SessionCapabilities.Resume != nil:
-		err := p.peer.Call(ctx, sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: []sdk.McpServer{}}, nil)
+		err := p.peer.Call(ctx, sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: servers}, nil)
 		return sessionResumed, err
 	case caps.LoadSession:
-		err := p.peer.Call(ctx, sdk.AgentMethodSessionLoad, sdk.LoadSessionRequest{SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: []sdk.McpServer{}}, nil)
+		err := p.peer.Call(ctx, sdk.AgentMethodSessionLoad, sdk.LoadSessionRequest{SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: servers}, nil)
 		return sessionLoaded, err
 	}
 	return "", nil

@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -65,6 +67,9 @@ func fieldByTag(v reflect.Value, name string) (reflect.Value, bool) {
 
 // decodeValue reads one field's value and says what is wrong with it, and at which field inside.
 func decodeValue(raw json.RawMessage, v any) (at, problem string) {
+	if into := reflect.ValueOf(v).Elem(); into.Kind() == reflect.Map && into.Type().Elem().Kind() == reflect.Struct {
+		return decodeMap(raw, into)
+	}
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
 	err := d.Decode(v)
@@ -87,6 +92,26 @@ func decodeValue(raw json.RawMessage, v any) (at, problem string) {
 		return "", ""
 	}
 	return "", "has the wrong form"
+}
+
+// decodeMap reads things by name, so that what is wrong is said with the name of the thing.
+func decodeMap(raw json.RawMessage, into reflect.Value) (at, problem string) {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(raw, &all) != nil {
+		return "", "must be an object"
+	}
+	if all == nil {
+		return "", ""
+	}
+	into.Set(reflect.MakeMapWithSize(into.Type(), len(all)))
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		one := reflect.New(into.Type().Elem())
+		if inside, problem := decodeValue(all[name], one.Interface()); problem != "" {
+			return strings.TrimSuffix(name+"."+inside, "."), problem
+		}
+		into.SetMapIndex(reflect.ValueOf(name), one.Elem())
+	}
+	return "", ""
 }
 
 // unknownField begins encoding/json's error of a field that no struct has.

@@ -24,6 +24,7 @@ type sample struct {
 	Vars  map[string]string `json:"vars"`
 	List  []inner           `json:"list"`
 	Deep  inner             `json:"deep"`
+	Named map[string]inner  `json:"named"`
 	ID    *uuid.UUID        `json:"id"`
 	Plain uuid.UUID         `json:"plain"`
 	Key   secret.Value      `json:"key"`
@@ -38,7 +39,8 @@ func present() sample {
 func TestDecodingReplacesWhatIsNamedAndKeepsTheRest(t *testing.T) {
 	t.Parallel()
 	v := present()
-	if err := input.Decode([]byte(`{"vars":{"B":"2"},"list":[{}],"id":null,"key":"k"}`), &v); err != nil {
+	v.Named = map[string]inner{"old": {}, "a": {Hosts: []string{"x"}}}
+	if err := input.Decode([]byte(`{"vars":{"B":"2"},"list":[{}],"id":null,"key":"k","named":{"a":{}}}`), &v); err != nil {
 		t.Fatal(err)
 	}
 	if v.Name != "old" || v.Count != 3 || v.Deep.Hosts[0] != "d" || v.Off != "kept" {
@@ -46,6 +48,9 @@ func TestDecodingReplacesWhatIsNamedAndKeepsTheRest(t *testing.T) {
 	}
 	if !maps.Equal(v.Vars, map[string]string{"B": "2"}) {
 		t.Errorf("a map was merged: %v", v.Vars)
+	}
+	if len(v.Named) != 1 || v.Named["a"].Hosts != nil {
+		t.Errorf("a map of things was merged: %v", v.Named)
 	}
 	if len(v.List) != 1 || v.List[0].Hosts != nil {
 		t.Errorf("a list's element kept what it was: %+v", v.List)
@@ -69,6 +74,10 @@ func TestDecodingNamesEveryFieldThatIsWrong(t *testing.T) {
 		`{"count":99999999999999999999}`:       {"count"},
 		`{"deep":{"hosts":"x"}}`:               {"deep.hosts"},
 		`{"vars":{"A":1}}`:                     {"vars"},
+		`{"named":{"a":{},"b":{"host":[]}}}`:   {"named.b.host"},
+		`{"named":{"a":{"hosts":"x"}}}`:        {"named.a.hosts"},
+		`{"named":{"a":["s3cr3t"]}}`:           {"named.a"},
+		`{"named":["s3cr3t"]}`:                 {"named"},
 		`{"id":7}`:                             {"id"},
 		`{"key":{"s3cr3t":true}}`:              {"key"},
 		`{"key":["s3cr3t"],"name":["s3cr3t"]}`: {"key", "name"},

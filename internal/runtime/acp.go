@@ -14,6 +14,7 @@ func (command) Name() string     { return Command }
 func (command) Installs() string { return "" }
 func (command) Dir() string      { return guest.Home }
 func (command) Template() string { return "" }
+func (command) Place() string    { return "" }
 
 // Argv lets a shell read the command line; a simple command takes the shell's place.
 func (command) Argv(l Launch) []string { return []string{"/bin/bash", "-c", l.CommandLine} }
@@ -22,8 +23,11 @@ func (command) Defaults(Launch) map[string]string { return map[string]string{"SH
 
 func (command) Fixed(l Launch) (map[string]string, []string) { return modelEnv(l) }
 
-func (command) Files(Launch) []File   { return nil }
-func (command) Merges(Launch) []Merge { return nil }
+func (command) Files(Launch) []File       { return nil }
+func (command) Credentials(Launch) []File { return nil }
+func (command) Merges(Launch) []Merge     { return nil }
+
+func (command) Servers(l Launch) []sdk.McpServer { return l.MCP.ForSession() }
 
 // Capabilities are all we have: the agent's commands then run under our guest, which sees their output as it comes, their
 // exit code and their time.

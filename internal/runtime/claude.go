@@ -15,7 +15,9 @@ import (
 //
 //   - It uses neither the terminal nor the fs capability: commands and edits happen in the CLI's own process. An exit
 //     code stands in the text of a failed call only ("Exit code 3\n…"), output comes at the end, a duration never. The
-//     recording shell tells all three: CLAUDE_CODE_SHELL_PREFIX runs exactly the commands of tool calls through it.
+//     recording shell tells all three: CLAUDE_CODE_SHELL runs the commands of tool calls through it. So it does with what
+//     the CLI asks a shell at its start, which is no tool call's. CLAUDE_CODE_SHELL_PREFIX would be for tool calls and also
+//     for stdio MCP servers, whose program it takes as one word: "… -c" is found nowhere, and no server starts.
 //   - A session starts in mode auto, which asks a model before each tool, and load and resume fall back to it.
 //   - It asks for a prompt suggestion with the whole conversation after every turn unless told not to, and for a title
 //     once a prompt, which nothing silences: the ledger shows it.
@@ -26,6 +28,7 @@ func (claude) Name() string     { return Claude }
 func (claude) Installs() string { return Claude }
 func (claude) Dir() string      { return guest.Home }
 func (claude) Template() string { return "claude" }
+func (claude) Place() string    { return "" }
 
 func (claude) Argv(Launch) []string {
 	adapter, _ := pinned(Claude)
@@ -46,24 +49,25 @@ func (claude) Defaults(Launch) map[string]string {
 func (claude) Fixed(l Launch) (map[string]string, []string) {
 	set, unset := modelEnv(l)
 	set["CLAUDE_CONFIG_DIR"] = l.Home
-	// With " -" in it the value is a command line to which the command is added as one argument.
-	set["CLAUDE_CODE_SHELL_PREFIX"] = guest.Shell + " -c"
-	return set, append([]string{"CLAUDE_CODE_SHELL", "IS_SANDBOX"}, unset...)
+	set["CLAUDE_CODE_SHELL"] = guest.Shell
+	return set, append([]string{"CLAUDE_CODE_SHELL_PREFIX", "IS_SANDBOX"}, unset...)
 }
 
 func (claude) Files(l Launch) []File {
-	if l.System == "" {
-		return nil // a template's stays
-	}
-	return []File{{Path: "CLAUDE.md", Data: []byte(l.System), Mode: 0o644}}
+	return append(instructions("CLAUDE.md", l), skills("", l)...)
 }
 
-func (claude) Merges(Launch) []Merge {
+func (claude) Credentials(Launch) []File { return nil }
+
+// Merges sets the servers of the user's scope: of those the CLI asks nobody for consent, as it does for a project's.
+func (claude) Merges(l Launch) []Merge {
 	return []Merge{
 		{Path: "settings.json", Keys: map[string]any{"showThinkingSummaries": true}},
-		{Path: ".claude.json", Keys: map[string]any{"mcpServers": map[string]any{}}},
+		{Path: ".claude.json", Keys: map[string]any{"mcpServers": l.MCP.ForFile()}},
 	}
 }
+
+func (claude) Servers(Launch) []sdk.McpServer { return []sdk.McpServer{} }
 
 func (claude) Capabilities() sdk.ClientCapabilities {
 	return sdk.ClientCapabilities{Auth: sdk.AuthCapabilities{Meta: map[string]any{"gateway": true}}}
@@ -99,8 +103,8 @@ func (claude) Outcome(t ToolCall) Outcome {
 
 func (claude) Records() bool { return true }
 
-// Recorded takes the command out of the CLI's wrapper: "… && eval '<command>' < /dev/null && pwd -P >| …". What the
-// prefix runs without that wrapper are hooks and MCP servers, no tool calls.
+// Recorded takes the command out of the CLI's wrapper: "… && eval '<command>' < /dev/null && pwd -P >| …". What runs without
+// that wrapper is no tool call.
 func (claude) Recorded(argv []string) (string, bool) {
 	if len(argv) < 2 {
 		return "", false

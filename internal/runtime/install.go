@@ -131,10 +131,10 @@ func Mounts(dir string) []sandbox.Mount {
 	}
 }
 
-// Installed tells whether the pinned version of a runtime is there. What needs no installation always is.
+// Installed tells whether the pinned version of what a runtime installs is there; "", nothing, always is.
 func Installed(name, dir string) bool {
 	p, ok := pinned(name)
-	return !ok || p.complete(dir) && (p.After == "" || Installed(p.After, dir))
+	return name == "" || ok && p.complete(dir) && (p.After == "" || Installed(p.After, dir))
 }
 
 // Found is one installation in the runtimes' directory.
@@ -442,7 +442,7 @@ func lockName(ctx context.Context, dir, name string, progress func(string)) (unl
 	}
 }
 
-// Version is the pinned version of what a runtime installs; "" for one that installs nothing.
+// Version is the pinned version of what a runtime installs; "" for one that installs nothing, or cannot be installed yet.
 func Version(name string) string {
 	p, _ := pinned(name)
 	return p.Version

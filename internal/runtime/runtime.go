@@ -3,17 +3,21 @@ package runtime
 import (
 	"encoding/json"
 	"maps"
+	"path"
 	"slices"
 
 	sdk "github.com/coder/acp-go-sdk"
 	"github.com/google/uuid"
 
+	"managoat/internal/mcp"
 	"managoat/sandbox/guest"
 )
 
 // Names of the runtimes.
 const (
 	Claude  = "claude"
+	Codex   = "codex"
+	Gemini  = "gemini"
 	Command = "acp" // any command line found in the machine that speaks the protocol
 )
 
@@ -27,6 +31,8 @@ type Runtime interface {
 	Dir() string
 	// Template is its directory in the runtime template, from which config homes are copied; "" when it has none.
 	Template() string
+	// Place is where in the config home it looks for what the template's directory holds; "" is the home itself.
+	Place() string
 	// Argv is the command line, as the machine sees it.
 	Argv(Launch) []string
 	// Defaults is the environment that everything else overrides.
@@ -34,10 +40,14 @@ type Runtime interface {
 	// Fixed is the environment that nothing overrides, and the names that must not be set at all: other ways to a model
 	// than the gateway, and other places for the config home.
 	Fixed(Launch) (set map[string]string, unset []string)
-	// Files are ours in the config home, in place of a template's.
+	// Files are ours in the config home, in place of a template's, written when the home is made.
 	Files(Launch) []File
+	// Credentials are such files that hold the token of a start: each start writes them again.
+	Credentials(Launch) []File
 	// Merges are the keys we set in JSON files of the config home that a template may fill.
 	Merges(Launch) []Merge
+	// Servers are the MCP servers that a session's request names. A runtime that reads them in a file has none.
+	Servers(Launch) []sdk.McpServer
 	// Capabilities of the client, that it makes use of.
 	Capabilities() sdk.ClientCapabilities
 	// AuthMethod is the method of the protocol's authenticate that tells an agent that its keys are a gateway's; "" for none.
@@ -61,13 +71,38 @@ type Launch struct {
 	Model          string // the model's id without its provider; "" is the runtime's own
 	Provider       string // whose models the gateway answers for; "" when it makes no model calls
 	Token          string // the conversation's gateway token, which stands for the key
+	Skills         []Skill
+	MCP            mcp.Servers // with every variable's value
 }
 
-// File is a file of ours in a config home, by its path below it.
+// Skill is an agent's text about how something is done.
+type Skill struct{ Name, Content string }
+
+// File is a file of ours in a config home, by its path below it. Replaces is what goes before it is written, a directory with
+// all it holds; "" is the file itself.
 type File struct {
-	Path string
-	Data []byte
-	Mode uint32
+	Path     string
+	Data     []byte
+	Mode     uint32
+	Replaces string
+}
+
+// skills are the agent's skills below a runtime's place in a config home.
+func skills(place string, l Launch) []File {
+	files := make([]File, len(l.Skills))
+	for i, s := range l.Skills {
+		dir := path.Join(place, "skills", s.Name)
+		files[i] = File{Path: path.Join(dir, "SKILL.md"), Data: []byte(s.Content), Mode: 0o644, Replaces: dir}
+	}
+	return files
+}
+
+// instructions are the agent's system prompt as a runtime's file. Without one, a template's stays.
+func instructions(file string, l Launch) []File {
+	if l.System == "" {
+		return nil
+	}
+	return []File{{Path: file, Data: []byte(l.System), Mode: 0o644}}
 }
 
 // Merge sets top-level keys of a JSON file in a config home; whatever else is in the file stays.
@@ -104,8 +139,8 @@ type Outcome struct {
 	Signal   string
 }
 
-// all runtimes that conversations can run with.
-var all = map[string]Runtime{Claude: claude{}, Command: command{}}
+// all runtimes that conversations can have.
+var all = map[string]Runtime{Claude: claude{}, Codex: codex{}, Gemini: gemini{}, Command: command{}}
 
 // Get finds a runtime by its name.
 func Get(name string) (Runtime, bool) {

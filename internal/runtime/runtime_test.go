@@ -113,6 +113,32 @@ func TestNothingLeadsAroundTheModelGateway(t *testing.T) {
 	}
 }
 
+func TestAHomeHoldsTheGatewaysTokenAndNoKey(t *testing.T) {
+	t.Parallel()
+	l := Launch{Home: "/home/sprite/.managoat/c/1", Provider: "openai", Token: "mgw_token", Model: "some-model", System: "words", Skills: []Skill{{"one", "text"}}}
+	files := codex{}.Credentials(l)
+	if len(files) != 1 || files[0].Path != "auth.json" || string(files[0].Data) != `{"auth_mode":"apikey","OPENAI_API_KEY":"mgw_token"}` || files[0].Mode != 0o600 {
+		t.Errorf("codex logs in with %+v", files)
+	}
+	for name, want := range map[string]struct{ variable, instructions, skill string }{
+		Claude: {"CLAUDE_CONFIG_DIR", "CLAUDE.md", "skills/one"}, Codex: {"CODEX_HOME", "AGENTS.md", "skills/one"}, Gemini: {"GEMINI_CLI_HOME", ".gemini/GEMINI.md", ".gemini/skills/one"},
+	} {
+		r, _ := Get(name)
+		if set, _ := r.Fixed(l); set[want.variable] != l.Home {
+			t.Errorf("%s is pointed at its home with %v", name, set)
+		}
+		files := r.Files(l)
+		if len(files) != 2 || files[0].Path != want.instructions || string(files[0].Data) != "words" || files[1].Replaces != want.skill || files[1].Path != want.skill+"/SKILL.md" || string(files[1].Data) != "text" {
+			t.Errorf("%s: %+v", name, files)
+		}
+		for _, f := range append(files, r.Credentials(Launch{})...) {
+			if strings.Contains(string(f.Data), "mgw_token") {
+				t.Errorf("%s: %s holds a token before any start", name, f.Path)
+			}
+		}
+	}
+}
+
 func TestLocksPinExactVersionsWithDigests(t *testing.T) {
 	t.Parallel()
 	for _, p := range packages {
@@ -167,7 +193,7 @@ func TestTheDirectoryIsMountedBeforeAnythingIsInstalled(t *testing.T) {
 			t.Errorf("%s: %v", m.Source, err)
 		}
 	}
-	if Installed(Claude, dir) || !Installed(Command, dir) {
+	if Installed(Claude, dir) || Installed(Codex, dir) || !Installed(command{}.Installs(), dir) {
 		t.Error("what is not there is installed")
 	}
 	node, _ := pinned(Node)

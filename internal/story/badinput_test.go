@@ -353,7 +353,7 @@ func TestRequestsThatAreWrongAreRefusedByTheFieldThatIs(t *testing.T) {
 		"a variable of another form":   {"/api/environments", `{"name": "x", "env_vars": {"A-B": "x"}}`, 422, "A-B"},
 		"a network of another kind":    {"/api/environments", `{"name": "x", "networking_type": "none"}`, 422, "networking_type"},
 		"too large a body":             {"/api/environments", `{"name": "x", "setup_script": "` + strings.Repeat("x", 2<<20) + `"}`, 413, "payload_too_large"},
-		"a runtime of later":           {"/api/agents", `{"name": "x", "runtime": "codex", "model": "openai/m"}`, 422, "not_available_yet"},
+		"a runtime of later":           {"/api/agents", `{"name": "x", "runtime": "opencode", "model": "openai/m"}`, 422, "not_available_yet"},
 		"a runtime of never":           {"/api/agents", `{"name": "x", "runtime": "cobol", "model": "openai/m"}`, 422, "runtime"},
 		"a model that does not fit":    {"/api/agents", `{"name": "x", "runtime": "claude", "model": "openai/m"}`, 422, "model"},
 		"skills":                       {"/api/agents", `{"name": "x", "runtime": "claude", "model": "anthropic/m", "skills": [{"skill_id": "x"}]}`, 422, "not_available_yet"},

@@ -219,6 +219,7 @@ var disk = []Check{
 	{"removing a tree follows no link and what is gone is success", func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("mkdir -p ~/t/a/b /tmp/out && echo x > ~/t/a/b/f && echo y > /tmp/out/kept && ln -s /tmp/out ~/t/a/link && ln -s /tmp/out ~/top && mkfifo ~/t/p")
+		m.must("cd ~/t && mkdir ro none && touch ro/f none/f && chmod 500 ro && chmod 0 none")
 		for _, path := range []string{"/home/sprite/t", "/home/sprite/t", "/home/sprite/top", "/home/sprite/none/deeper"} {
 			if err := m.Remove(t.Context(), home, path); err != nil {
 				t.Errorf("remove %s: %v", path, err)

@@ -176,10 +176,12 @@ func examples(now time.Time) []example {
 	}}))
 	add("/agents/none", views.Agents(views.AgentsPage{Page: page(now, "Agents", "agents")}))
 	agent := views.AgentForm{Name: "Builder", Description: "Writes code, runs the tests, says what it did.", Runtime: "claude", Model: "anthropic/claude-sonnet-4-5", System: "Run the tests before you say that something works.", AnyEnvironment: true, AllowedVaults: []string{"v1"},
-		Runtimes: []views.Option{{Value: "claude", Label: "claude"}, {Value: "acp", Label: "acp: a command in the machine"}}, Environments: []views.Option{{Label: "none"}, {Value: "e1", Label: "node-22"}, {Value: "e2", Label: "go-1.26"}}, Vaults: []views.Option{{Value: "v1", Label: "team-bot"}}}
-	add("/agents/new", views.AgentNew(views.AgentFormPage{Page: page(now, "New agent", "agents"), Form: views.AgentForm{AnyEnvironment: true, AnyVault: true, Runtimes: agent.Runtimes, Environments: agent.Environments, Vaults: agent.Vaults}}))
+		MCPServers: "{\n  \"tracker\": {\n    \"type\": \"http\",\n    \"url\": \"https://mcp.example.com\",\n    \"headers\": {\n      \"Authorization\": \"Bearer ${TRACKER_TOKEN}\"\n    }\n  }\n}\n",
+		Skills:     []views.SkillForm{{Name: "release-notes", Content: "---\nname: release-notes\ndescription: How release notes are written here.\n---\nOne line a change, newest first.\n"}, {}},
+		Runtimes:   []views.Option{{Value: "claude", Label: "claude"}, {Value: "acp", Label: "acp: a command in the machine"}}, Environments: []views.Option{{Label: "none"}, {Value: "e1", Label: "node-22"}, {Value: "e2", Label: "go-1.26"}}, Vaults: []views.Option{{Value: "v1", Label: "team-bot"}}}
+	add("/agents/new", views.AgentNew(views.AgentFormPage{Page: page(now, "New agent", "agents"), Form: views.AgentForm{AnyEnvironment: true, AnyVault: true, Skills: []views.SkillForm{{}}, Runtimes: agent.Runtimes, Environments: agent.Environments, Vaults: agent.Vaults}}))
 	add("/agents/a1", views.Agent(views.AgentPage{Page: page(now, "Builder", "agents"), URL: "/agents/a1", Name: "Builder", Tab: "edit", Form: agent, Version: 7, UpdatedAt: ago(26 * time.Hour), StartURL: "/conversations/new?agent_id=a1"}))
-	agent.Errors = views.Errors{"model": "The runtime claude speaks to anthropic only; openai/gpt-5 does not fit."}
+	agent.Errors = views.Errors{"model": "The runtime claude speaks to anthropic only; openai/gpt-5 does not fit.", "skills[0].name": "must be 1 to 64 of a-z, 0-9 and -", "mcp_servers": "mcp_servers.tracker.url must be an http or https address of at most 2048 bytes, without user, password and fragment"}
 	agent.Model = "openai/gpt-5"
 	add("/agents/a1/refused", views.Agent(views.AgentPage{Page: page(now, "Builder", "agents"), URL: "/agents/a1", Name: "Builder", Tab: "edit", Form: agent, Version: 7, UpdatedAt: ago(26 * time.Hour)}))
 	add("/agents/a1/versions", views.Agent(views.AgentPage{Page: page(now, "Builder", "agents"), URL: "/agents/a1", Name: "Builder", Tab: "versions", Version: 3, UpdatedAt: ago(26 * time.Hour), From: 2, To: 3,

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -423,18 +424,30 @@ func (w *World) Agent(flags string, edits ...func(*agent.Config)) uuid.UUID {
 // Claude makes an agent of the runtime claude, and a key for the scripted model.
 func (w *World) Claude(edits ...func(*agent.Config)) uuid.UUID {
 	w.tb.Helper()
+	return w.Of(agent.Claude, edits...)
+}
+
+// providers of the models of runtimes.
+var providers = map[string]string{agent.Claude: inference.Anthropic, agent.Codex: inference.OpenAI, agent.Gemini: inference.Google}
+
+// Of makes an agent of a runtime that runs models of one provider, and a key for the scripted model.
+func (w *World) Of(runtime string, edits ...func(*agent.Config)) uuid.UUID {
+	w.tb.Helper()
 	const key = "sk-ant-api03-the-real-key"
+	provider := providers[runtime]
 	w.Outside.Model.RequireKey(key)
-	if page, err := w.Inference.List(w.tb.Context(), w.Owner.Actor, input.Page{}); err != nil {
+	page, err := w.Inference.List(w.tb.Context(), w.Owner.Actor, input.Page{})
+	if err != nil {
 		w.tb.Fatal(err)
-	} else if len(page.Items) == 0 {
-		if _, err := w.Inference.Create(w.tb.Context(), w.Owner.Actor, inference.Input{Name: "key", Provider: inference.Anthropic, BaseURL: w.Outside.Model.URL, Key: secret.New(key), Default: true}); err != nil {
+	}
+	if !slices.ContainsFunc(page.Items, func(c inference.Credential) bool { return c.Provider == provider }) {
+		if _, err := w.Inference.Create(w.tb.Context(), w.Owner.Actor, inference.Input{Name: "key for " + provider, Provider: provider, BaseURL: w.Outside.Model.URL, Key: secret.New(key), Default: true}); err != nil {
 			w.tb.Fatal(err)
 		}
 	}
 	c := agent.New()
-	model := "anthropic/claude-test-1"
-	c.Name, c.Runtime, c.Model = "claude "+uuid.NewString(), agent.Claude, &model
+	model := provider + "/" + runtime + "-test-1"
+	c.Name, c.Runtime, c.Model = runtime+" "+uuid.NewString(), runtime, &model
 	for _, edit := range edits {
 		edit(&c)
 	}

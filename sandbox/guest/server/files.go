@@ -27,7 +27,8 @@ const (
 	readSize    = 64 << 10 // bytes of a file per frame
 	maxWrite    = 64 << 20 // bytes of one file written through the protocol
 	maxTree     = 100000   // files and directories of one copy
-	maxDepth    = 100      // of a tree that is copied or removed
+	maxDepth    = 100      // of a tree that is copied
+	removeDepth = 1000     // of one that is removed, which holds a descriptor a level: what was copied in part must go
 	copyBytes   = 1 << 30  // of one copy
 	defaultMode = 0o755    // of directories made on the way
 	privateMode = 0o700    // of those under ~/.managoat

@@ -57,22 +57,21 @@ func removeIn(dir int, name string, depth int) error {
 		return nil
 	case !errors.Is(err, unix.EISDIR):
 		return err
-	case depth > maxDepth:
+	case depth > removeDepth:
 		return unix.ENAMETOOLONG
 	}
-	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	d, err := openToEmpty(dir, name)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	d := os.NewFile(uintptr(fd), name)
 	defer d.Close()
 	for {
 		names, err := d.Readdirnames(1024)
 		for _, n := range names {
-			if err := removeIn(fd, n, depth+1); err != nil {
+			if err := removeIn(int(d.Fd()), n, depth+1); err != nil {
 				return err
 			}
 		}
@@ -87,6 +86,25 @@ func removeIn(dir int, name string, depth int) error {
 		return err
 	}
 	return nil
+}
+
+// openToEmpty opens a directory whose content is to go. One that its owner made read-only is given back to them first.
+func openToEmpty(parent int, name string) (*os.File, error) {
+	fd, err := unix.Openat(parent, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&0o700 != 0o700 {
+		if err := unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&0o777|0o700, 0); err != nil {
+			return nil, err
+		}
+	}
+	return reopen(fd, unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
 // copying is one copy of a tree, with what it may still take.

@@ -37,7 +37,8 @@ var (
 	answers = make(chan message, 16)
 	cancels = make(chan struct{}, 16)
 	next    int
-	deaf    bool // to cancels
+	deaf    bool            // to cancels
+	servers json.RawMessage // MCP servers of the session's request
 )
 
 func main() {
@@ -70,9 +71,17 @@ func main() {
 		if json.Unmarshal(line, &m) != nil || *mute {
 			continue
 		}
+		if strings.HasPrefix(m.Method, "session/") && len(m.Params) > 0 {
+			var p struct {
+				Servers json.RawMessage `json:"mcpServers"`
+			}
+			if json.Unmarshal(m.Params, &p) == nil && p.Servers != nil {
+				servers = p.Servers
+			}
+		}
 		switch m.Method {
 		case "initialize":
-			caps := map[string]any{"loadSession": !*noResume, "promptCapabilities": map[string]any{"image": true}}
+			caps := map[string]any{"loadSession": !*noResume, "promptCapabilities": map[string]any{"image": true}, "mcpCapabilities": map[string]any{"http": true}}
 			if !*noResume {
 				caps["sessionCapabilities"] = map[string]any{"resume": map[string]any{}}
 			}
@@ -167,6 +176,8 @@ func prompt(m message) {
 		case "cwd":
 			dir, _ := os.Getwd()
 			say("agent_message_chunk", message, dir)
+		case "servers":
+			say("agent_message_chunk", message, string(servers))
 		case "images":
 			say("agent_message_chunk", message, fmt.Sprint(len(p.Prompt)-1))
 		case "title":
