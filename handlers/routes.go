@@ -101,6 +101,8 @@ func APIRoutes(h JSON) []Route {
 		row(patch, "/api/workspaces/{id}", Never, audit.WorkspaceUpdate, 0, "", "Change a workspace's metadata", api.JSON(w.Patch)),
 		row(del, "/api/workspaces/{id}", Never, audit.WorkspaceDelete, none, "", "End its conversations and destroy its machine", api.JSON(w.Delete)),
 		row(post, "/api/workspaces/{id}/retry", Never, audit.WorkspaceRetry, accepted, Machines, "Set a failed workspace up again", api.JSON(w.Retry)),
+		row(post, "/api/workspaces/{id}/rebuild", Never, audit.WorkspaceRebuild, accepted, Machines, "Build its machine anew; the disk goes", api.JSON(w.Rebuild)),
+		row(get, "/api/workspaces/{id}/rebuild-preview", Never, "", 0, "", "What a rebuild would take with it", api.JSON(w.RebuildPreview)),
 		row(post, "/api/workspaces/{id}/wake", Never, audit.WorkspaceWake, accepted, Machines, "Start its parked machine", api.JSON(w.Wake)),
 		row(get, "/api/workspaces/{id}/setup-log", Never, "", 0, "", "What the last setup printed", api.Raw(w.SetupLog, api.DescribeSetupLog)),
 		row(get, "/api/workspaces/{id}/egress", Never, "", 0, "", "Requests that left its machines", api.JSON(w.Egress)),

@@ -114,7 +114,7 @@ func (q *Queries) LockFleet(ctx context.Context) error {
 }
 
 const lockMachine = `-- name: LockMachine :one
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines where tenant_id = app_tenant() and id = $1 for update
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at, work, work_at from machines where tenant_id = app_tenant() and id = $1 for update
 `
 
 func (q *Queries) LockMachine(ctx context.Context, id uuid.UUID) (Machine, error) {
@@ -142,12 +142,14 @@ func (q *Queries) LockMachine(ctx context.Context, id uuid.UUID) (Machine, error
 		&i.CreatedAt,
 		&i.UpdatedAt,
 		&i.ParkedAt,
+		&i.Work,
+		&i.WorkAt,
 	)
 	return i, err
 }
 
 const machine = `-- name: Machine :one
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines where tenant_id = app_tenant() and id = $1
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at, work, work_at from machines where tenant_id = app_tenant() and id = $1
 `
 
 func (q *Queries) Machine(ctx context.Context, id uuid.UUID) (Machine, error) {
@@ -175,6 +177,8 @@ func (q *Queries) Machine(ctx context.Context, id uuid.UUID) (Machine, error) {
 		&i.CreatedAt,
 		&i.UpdatedAt,
 		&i.ParkedAt,
+		&i.Work,
+		&i.WorkAt,
 	)
 	return i, err
 }
@@ -205,7 +209,7 @@ func (q *Queries) MachineFoundAs(ctx context.Context, arg MachineFoundAsParams) 
 }
 
 const machinesToDestroy = `-- name: MachinesToDestroy :many
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at, work, work_at from machines
 where tenant_id = app_tenant() and workspace_id = $1 and id is distinct from $2::uuid
   and (status not in ('terminated', 'failed') or transition <> '')
 order by created_at
@@ -244,6 +248,8 @@ func (q *Queries) MachinesToDestroy(ctx context.Context, workspaceID uuid.UUID, 
 			&i.CreatedAt,
 			&i.UpdatedAt,
 			&i.ParkedAt,
+			&i.Work,
+			&i.WorkAt,
 		); err != nil {
 			return nil, err
 		}
@@ -280,12 +286,20 @@ func (q *Queries) ParkIdleMachine(ctx context.Context, iD uuid.UUID, idle float6
 }
 
 const parkMachine = `-- name: ParkMachine :execrows
-update machines set status = 'suspended', transition = '', error = $1, updated_at = now(), parked_at = coalesce(parked_at, now())
-where tenant_id = app_tenant() and id = $2 and status in ('starting', 'ready', 'suspended')
+update machines set status = 'suspended', transition = '', error = $1, updated_at = now(), parked_at = coalesce(parked_at, now()),
+    work = coalesce($2, work), work_at = case when $2::jsonb is null then work_at else now() end
+where tenant_id = app_tenant() and id = $3 and status in ('starting', 'ready', 'suspended')
 `
 
-func (q *Queries) ParkMachine(ctx context.Context, error json.RawMessage, iD uuid.UUID) (int64, error) {
-	result, err := q.db.Exec(ctx, parkMachine, error, iD)
+type ParkMachineParams struct {
+	Error json.RawMessage
+	Work  json.RawMessage
+	ID    uuid.UUID
+}
+
+// work: what was seen on its disk before it stopped; null: nothing was, now.
+func (q *Queries) ParkMachine(ctx context.Context, arg ParkMachineParams) (int64, error) {
+	result, err := q.db.Exec(ctx, parkMachine, arg.Error, arg.Work, arg.ID)
 	if err != nil {
 		return 0, err
 	}
@@ -345,12 +359,23 @@ func (q *Queries) PlaceMachine(ctx context.Context, arg PlaceMachineParams) erro
 
 const readyMachine = `-- name: ReadyMachine :exec
 update machines set status = 'ready', transition = '', error = null, updated_at = now(), disk_bytes = $1,
-    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null
+    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null, work = null, work_at = null
 where tenant_id = app_tenant() and id = $2
 `
 
 func (q *Queries) ReadyMachine(ctx context.Context, diskBytes int64, iD uuid.UUID) error {
 	_, err := q.db.Exec(ctx, readyMachine, diskBytes, iD)
+	return err
+}
+
+const retireMachine = `-- name: RetireMachine :exec
+update machines set status = 'terminated', transition = 'destroying', ended_at = now(), updated_at = now()
+where tenant_id = app_tenant() and id = $1 and status in ('pending', 'starting', 'ready')
+`
+
+// Another takes the place of a machine that is up: it counts no more, and is destroyed before that one is made.
+func (q *Queries) RetireMachine(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, retireMachine, id)
 	return err
 }
 

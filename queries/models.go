@@ -90,6 +90,7 @@ type Conversation struct {
 	CreatedBy             string
 	CreatedAt             time.Time
 	UpdatedAt             time.Time
+	RebuiltAt             *time.Time
 }
 
 type ConversationHead struct {
@@ -211,6 +212,8 @@ type Machine struct {
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
 	ParkedAt    *time.Time
+	Work        json.RawMessage
+	WorkAt      *time.Time
 }
 
 type Membership struct {

@@ -57,6 +57,16 @@ func (q *Queries) EndWorkspaceSetup(ctx context.Context, arg EndWorkspaceSetupPa
 	return err
 }
 
+const holdWorkspace = `-- name: HoldWorkspace :exec
+select from workspaces where tenant_id = app_tenant() and id = $1 for key share
+`
+
+// Keeps a workspace from changing its machine until the transaction ends: who puts another in its place locks it.
+func (q *Queries) HoldWorkspace(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, holdWorkspace, id)
+	return err
+}
+
 const idleWorkspaces = `-- name: IdleWorkspaces :many
 select w.id, idle.since::timestamptz as since from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
@@ -251,7 +261,7 @@ func (q *Queries) TouchWorkspace(ctx context.Context, id uuid.UUID) error {
 }
 
 const workspace = `-- name: Workspace :one
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at, m.work, m.work_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
         and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
@@ -309,6 +319,8 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 		&i.Machine.CreatedAt,
 		&i.Machine.UpdatedAt,
 		&i.Machine.ParkedAt,
+		&i.Machine.Work,
+		&i.Machine.WorkAt,
 		&i.Waiting,
 		&i.Away,
 	)
@@ -316,7 +328,7 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 }
 
 const workspaces = `-- name: Workspaces :many
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at, m.work, m.work_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
         and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
@@ -386,6 +398,8 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 			&i.Machine.CreatedAt,
 			&i.Machine.UpdatedAt,
 			&i.Machine.ParkedAt,
+			&i.Machine.Work,
+			&i.Machine.WorkAt,
 			&i.Waiting,
 			&i.Away,
 		); err != nil {
@@ -400,7 +414,7 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 }
 
 const workspacesBuiltFrom = `-- name: WorkspacesBuiltFrom :many
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at from workspaces w
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at, m.work, m.work_at from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.environment_id = $1::uuid and w.status = 'ready'
 order by w.id
@@ -459,6 +473,8 @@ func (q *Queries) WorkspacesBuiltFrom(ctx context.Context, environmentID uuid.UU
 			&i.Machine.CreatedAt,
 			&i.Machine.UpdatedAt,
 			&i.Machine.ParkedAt,
+			&i.Machine.Work,
+			&i.Machine.WorkAt,
 		); err != nil {
 			return nil, err
 		}

@@ -175,6 +175,9 @@ func (s *Service) look(ctx context.Context, ref db.Ref, what look) error {
 	return nil
 }
 
+// DiskFull is the code of why such a machine parks.
+const DiskFull = "disk_full"
+
 // parkFull parks a machine whose disk is full. Its provider has frozen it, so everything on it waits for ever; stopped, it
 // says why, and the next prompt starts it with a little room to delete in.
 func (s *Service) parkFull(ctx context.Context, row queries.Machine, stats sandbox.Stats) error {
@@ -187,7 +190,7 @@ func (s *Service) parkFull(ctx context.Context, row queries.Machine, stats sandb
 		if err != nil || n == 0 {
 			return err
 		}
-		cause := map[string]string{"code": "disk_full", "message": diskFull(stats)}
+		cause := map[string]string{"code": DiskFull, "message": diskFull(stats)}
 		_, err = operation.Insert(ctx, tx, row.TenantID, uuid.Must(uuid.NewV7()), operation.Park, row.WorkspaceID, row.ID, cause)
 		return err
 	})
@@ -321,7 +324,7 @@ func (s *Service) down(ctx context.Context, p sandbox.Provider, info sandbox.Inf
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ParkMachine(ctx, nil, id); err != nil {
+		if _, err := tx.ParkMachine(ctx, queries.ParkMachineParams{ID: id}); err != nil {
 			return err
 		}
 		return s.onChange(ctx, tx, tenantID, row.WorkspaceID)

@@ -153,7 +153,7 @@ func TestAnotherAccountSeesNothingOfAWorkspace(t *testing.T) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
-	if _, err := w.Workspaces.Ensure(ctx, stranger.TenantID, ws.ID, nil); code(err) != refusal.WorkspaceNotFound {
+	if _, err := w.Workspaces.Ensure(ctx, stranger.TenantID, ws.ID, workspace.Caller{}); code(err) != refusal.WorkspaceNotFound {
 		t.Errorf("ensure: %v", err)
 	}
 	if list, err := w.Workspaces.List(ctx, stranger, true, input.Page{}); err != nil || len(list.Items) != 0 {
@@ -244,7 +244,7 @@ func TestAnImplicitWorkspaceTellsItsConversationAndEndsWithIt(t *testing.T) {
 	w := workspacetest.New(t)
 	env := makeEnvironment(t, w, script("echo for the conversation"))
 	id := implicitWorkspace(t, w, &env.ID)
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, workspace.Caller{})
 	if err != nil || !up.Implicit {
 		t.Fatal(up, err)
 	}
@@ -360,7 +360,7 @@ func TestPromptsAndARetryTogetherStartOneSetup(t *testing.T) {
 				_, errs[i] = w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID, workspace.RetryInput{})
 				return
 			}
-			_, errs[i] = w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, func(x workspace.Waiting) { waited[i] = append(waited[i], x) })
+			_, errs[i] = w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{Progress: func(x workspace.Waiting) { waited[i] = append(waited[i], x) }})
 		})
 	}
 	wg.Wait()
@@ -405,7 +405,7 @@ func TestAPromptWaitsForTheSetupAndGetsTheMachine(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -523,7 +523,7 @@ func TestAMachineThatStoppedIsStartedAgainOnceForTwoPrompts(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+			up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 			if err != nil || up.MachineID != *ws.SandboxID {
 				t.Errorf("%+v %v", up, err)
 			}
@@ -550,7 +550,7 @@ func TestAMachineThatItsProviderLostIsBuiltAgainByTheNextPrompt(t *testing.T) {
 	if r, _ := refusal.As(err); code(err) != refusal.SandboxNotReady || r.Fields["status"] != "lost" {
 		t.Errorf("a read: %v", err)
 	}
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 	if err != nil || up.MachineID == *ws.SandboxID {
 		t.Errorf("%+v %v", up, err)
 	}
@@ -569,7 +569,7 @@ func TestADisabledProviderRunsNothingAndLosesNothing(t *testing.T) {
 	host.Disabled = true
 	off := w.Start(t, host)
 	off.Run(t)
-	if _, err := off.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); code(err) != refusal.ProviderDisabled {
+	if _, err := off.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{}); code(err) != refusal.ProviderDisabled {
 		t.Errorf("a prompt: %v", err)
 	}
 	if _, err := off.Workspaces.Peek(t.Context(), w.Owner.TenantID, ws.ID); code(err) != refusal.SandboxNotReady {
@@ -592,7 +592,7 @@ func TestAMachineWhoseDiskIsFullIsParkedAndSaysSo(t *testing.T) {
 	t.Parallel()
 	w := workspacetest.New(t, func(h *workspacetest.Host) { h.Limits = sandbox.Limits{DiskBytes: 64 << 20} })
 	ws := ready(t, w, create(t, w, makeEnvironment(t, w, nil)).ID)
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -604,7 +604,7 @@ func TestAMachineWhoseDiskIsFullIsParkedAndSaysSo(t *testing.T) {
 		got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
 		return err == nil && got.MachineStatus == machine.Suspended && got.Transition == "" && strings.Contains(got.WaitingReason, "disk_full")
 	})
-	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); err != nil {
+	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{}); err != nil {
 		t.Fatal(err)
 	}
 	// It is over its limit still, and runs: there must be time to delete.
