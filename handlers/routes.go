@@ -105,6 +105,7 @@ func APIRoutes(h JSON) []Route {
 		row(get, "/api/workspaces/{id}/rebuild-preview", Never, "", 0, "", "What a rebuild would take with it", api.JSON(w.RebuildPreview)),
 		row(post, "/api/workspaces/{id}/wake", Never, audit.WorkspaceWake, accepted, Machines, "Start its parked machine", api.JSON(w.Wake)),
 		row(get, "/api/workspaces/{id}/setup-log", Never, "", 0, "", "What the last setup printed", api.Raw(w.SetupLog, api.DescribeSetupLog)),
+		row(get, "/api/workspaces/{id}/diagnostics", Never, "", 0, "", "Facts for whoever helps with it, redacted", api.JSON(w.Diagnostics)),
 		row(get, "/api/workspaces/{id}/egress", Never, "", 0, "", "Requests that left its machines", api.JSON(w.Egress)),
 		row(get, "/api/workspaces/{id}/files", Never, "", 0, "", "List a directory", api.JSON(disk.List)),
 		row(get, "/api/workspaces/{id}/file", Never, "", 0, "", "Read a file", api.JSON(disk.Read)),

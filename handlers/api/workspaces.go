@@ -119,6 +119,15 @@ func (h Workspaces) RebuildPreview(ctx context.Context, in *ByID) (*One[files.Pr
 	return OneOf(h.Files.RebuildPreview(ctx, Actor(ctx), id))
 }
 
+// Diagnostics answers GET /api/workspaces/{id}/diagnostics.
+func (h Workspaces) Diagnostics(ctx context.Context, in *ByID) (*One[workspace.Diagnostics], error) {
+	id, err := in.id()
+	if err != nil {
+		return nil, err
+	}
+	return OneOf(h.Service.Diagnose(ctx, Actor(ctx), id))
+}
+
 // Wake answers POST /api/workspaces/{id}/wake.
 func (h Workspaces) Wake(ctx context.Context, in *ByID) (*One[workspace.Workspace], error) {
 	id, err := in.id()

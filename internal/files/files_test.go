@@ -38,9 +38,9 @@ const (
 	liveSecret = "hush-of-a-conversation-token"
 )
 
-func newDesk(t *testing.T, change func(*workspacetest.World, *environment.Input)) *desk {
+func newDesk(t *testing.T, change func(*workspacetest.World, *environment.Input), options ...workspacetest.Option) *desk {
 	t.Helper()
-	w := workspacetest.New(t)
+	w := workspacetest.New(t, options...)
 	w.Occupants.Set(nil, secret.New(liveSecret))
 	in := environment.New()
 	in.Name = "env"

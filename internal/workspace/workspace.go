@@ -126,6 +126,8 @@ type Options struct {
 	NPMRegistry string // "": npm's own
 	PIPIndex    string // "": pip's own
 
+	Version string // of this server, for diagnostics
+
 	Log *slog.Logger // nil: slog.Default()
 }
 
