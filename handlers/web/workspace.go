@@ -100,8 +100,11 @@ func (w *Console) workspaceHead(ctx context.Context, a tenant.Actor, s workspace
 	if s.WaitingReason != "" {
 		h.MachineNote = s.WaitingReason
 	}
-	if !s.Implicit && (s.Status == workspace.Ready || s.Status == workspace.Failed) {
+	if s.Status == workspace.Ready && !s.Implicit { // a failed one is retried, which is the same with nothing to lose
 		h.RebuildURL = h.URL + "/rebuild"
+	}
+	if s.MachineStatus == machine.Lost || s.Status == workspace.Deleting && s.WaitingReason != "" {
+		h.DiagnosticsURL = h.URL + "/diagnostics"
 	}
 	h.Use = machineUse(s.Use)
 	if s.EnvironmentID != nil {

@@ -14,6 +14,7 @@ import (
 	"managoat/internal/environment"
 	"managoat/internal/machine"
 	"managoat/internal/refusal"
+	"managoat/internal/testworld"
 	"managoat/internal/transcript"
 	"managoat/internal/workspace"
 	"managoat/sandbox"
@@ -55,6 +56,7 @@ func (p parking) machines(ws *uuid.UUID) []sandbox.Info {
 func TestARebuild(t *testing.T) {
 	t.Parallel()
 	w := conversationtest.New(t, conversationtest.Options{Lives: lives})
+	outlivesItsServer(parking{w, t})
 	in := func(name string, fn func(p parking)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -217,6 +219,86 @@ func TestARebuild(t *testing.T) {
 			p.t.Errorf("of a deleted one: %v", err)
 		}
 	})
+}
+
+// outlivesItsServer has a rebuild be accepted and its server end before anything of it is done: the next one ends the turn, and
+// builds the machine.
+func outlivesItsServer(p parking) {
+	p.t.Helper()
+	ws := p.ready()
+	c := p.launch(ws)
+	turn := p.Prompt(c, "say working", "sleep 600000").TurnNumber
+	p.Until("the agent to work", func() bool { return strings.HasSuffix(p.Said(c), "working") })
+	before := *p.show(ws).SandboxID
+	p.Pause(func() {
+		if _, err := p.rebuild(ws, workspace.RebuildInput{Interrupt: true}); err != nil {
+			p.t.Fatal(err)
+		}
+	})
+	p.interrupted(c, turn)
+	if got := p.Ready(*ws); *got.SandboxID == before || len(p.machines(ws)) != 1 {
+		p.t.Errorf("%+v, %d machines", got, len(p.machines(ws)))
+	}
+	must(p.t, p.Ask(c, "say there"), conversation.Completed, "")
+	if p.Said(c) != "hi workingthere" || notices(p.World, c) != "new_machine" {
+		p.t.Errorf("said %q, notices %s", p.Said(c), notices(p.World, c))
+	}
+}
+
+// A conversation that starts, or is woken, after an edit has the environment's variables and network as they are then; one that
+// runs keeps its own, and the machine its file.
+func TestAnEditOfTheEnvironmentReachesConversationsAsTheyStart(t *testing.T) {
+	t.Parallel()
+	p := parking{conversationtest.New(t, conversationtest.Options{Lives: lives}), t}
+	repo := p.Outside.Git.Add("repo", testworld.Files{"README": "x\n"})
+	env := p.Environment(func(in *environment.Input) { in.EnvVars = map[string]string{"EDITION": "first"} })
+	made := p.Workspace(env)
+	ws := &made.ID
+	p.Ready(*ws)
+	runs := p.launch(ws)
+	// edition is the variable as a conversation's agent has it, and whether a command of it reaches the repository.
+	edition := func(c uuid.UUID) (variable string, reached bool) {
+		t.Helper()
+		before := len(p.Said(c))
+		must(t, p.Ask(c, "env EDITION", "terminal git ls-remote "+repo.URL), conversation.Completed, "")
+		results := conversationtest.Bodies[transcript.ToolResultBody](p.World, c, transcript.ToolResult)
+		code := results[len(results)-1].ExitCode
+		return p.Said(c)[before:], code != nil && *code == 0
+	}
+	check := func(what string, c uuid.UUID, variable string, reached bool) {
+		t.Helper()
+		if v, r := edition(c); !strings.HasPrefix(v, "EDITION="+variable+"{") || r != reached {
+			t.Errorf("%s: has %q, reaches the repository %v; want %q, %v", what, v, r, variable, reached)
+		}
+	}
+	check("before", runs, "first", true)
+	if _, err := p.Environments.Update(t.Context(), p.Owner.Actor, env, func(in *environment.Input) error {
+		in.EnvVars, in.NetworkingType = map[string]string{"EDITION": "second"}, "limited"
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.show(ws); !slices.Equal(got.ChangedFields, []string{"env_vars", "networking_type"}) {
+		t.Errorf("changed fields %v", got.ChangedFields)
+	}
+	check("one that runs", runs, "first", true)
+	check("one that starts", p.Launch(conversation.CreateInput{AgentID: p.World.Agent(""), WorkspaceID: ws}).ID, "second", false)
+	p.pass(ws, time.Hour)
+	p.sweep()
+	p.parked(ws)
+	check("one that is woken", runs, "second", false)
+	if got := p.InMachine(*ws, "grep EDITION ~/.env"); !strings.Contains(got, "first") || strings.Contains(got, "second") {
+		t.Errorf("the machine's file says %q", got)
+	}
+	if _, err := p.rebuild(ws, workspace.RebuildInput{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Ready(*ws); got.Stale {
+		t.Errorf("after a rebuild: %v", got.ChangedFields)
+	}
+	if got := p.InMachine(*ws, "grep EDITION ~/.env"); !strings.Contains(got, "second") {
+		t.Errorf("after a rebuild the machine's file says %q", got)
+	}
 }
 
 func TestALostMachine(t *testing.T) {

@@ -272,6 +272,11 @@ func (s *Service) reap(ctx context.Context, p sandbox.Provider, info sandbox.Inf
 		return err
 	case Status(row.Status) != Terminated && Status(row.Status) != Failed:
 		return nil
+	case row.Transition == "destroying":
+		// The setup of the one in its place removes it, when the turns on it have ended.
+		if _, err := s.db.Tenant(tenantID).OpenMachineOperation(ctx, row.WorkspaceID); !db.NotFound(err) {
+			return err
+		}
 	}
 	s.log.Info("a machine that nobody needs is removed", "machine", id, "workspace", info.Labels[sandbox.LabelWorkspace])
 	return s.remove(ctx, p, id, info.ID)

@@ -83,10 +83,11 @@ func examples(now time.Time) []example {
 	add("/workspaces/w1", views.Workspace(w1))
 	building := workspace(now)
 	building.Head.Name, building.Head.URL, building.Head.Status, building.Head.Machine, building.Head.ParksAt, building.Head.Stale = "billing", "/workspaces/w0", views.Badge{State: views.StateRunning, Label: "setting up", Since: ago(53 * time.Second)}, views.Badge{}, time.Time{}, nil
-	building.Head.Use = nil
+	building.Head.Use, building.Head.RebuildURL = nil, ""
 	building.Conversations, building.Setup = []views.Row{waiting}, setup(now, "provisioning")
 	add("/workspaces/w0", views.Workspace(building))
 	broken := building
+	broken.Head.RebuildURL = ""
 	broken.Head.Name, broken.Head.URL, broken.Head.Status = "checkout", "/workspaces/w2", views.Badge{State: views.StateFailed, Label: "failed"}
 	broken.Setup, broken.Conversations = setup(now, "failed"), nil
 	add("/workspaces/w2", views.Workspace(broken))
@@ -98,6 +99,10 @@ func examples(now time.Time) []example {
 		KnownAt: ago(3 * 24 * time.Hour), Clean: 1, DiskBytes: 1_400_000_000, WakeURL: "/workspaces/w3/wake"}))
 	add("/workspaces/w2/rebuild", views.Rebuild(views.RebuildPage{Page: page(now, "Rebuild checkout", "workspaces"), Workspace: views.Link{Name: "checkout", URL: "/workspaces/w2"}, Gone: true, Note: "There is nothing to lose: the machine is gone already, with its disk."}))
 	add("/workspaces/w0/rebuild", views.Rebuild(views.RebuildPage{Page: page(now, "Rebuild billing", "workspaces"), Workspace: views.Link{Name: "billing", URL: "/workspaces/w0"}, Problem: &views.Problem{Code: "rebuild_in_progress", Message: "The workspace's machine is being set up already. Follow that setup, and rebuild when it has ended."}}))
+	gone := w1
+	gone.Head.Status, gone.Head.MachineNote, gone.Head.ParksAt, gone.Head.Use, gone.Head.Stale = views.Badge{State: views.StateFailed, Label: "machine lost"}, "The machine does not exist any more.", time.Time{}, nil, nil
+	gone.Head.DiagnosticsURL = "/workspaces/w1/diagnostics"
+	add("/workspaces/w1/lost", views.Workspace(gone))
 	parked := w1
 	parked.Head.Status, parked.Head.WakeURL, parked.Head.MachineNote, parked.Head.ParksAt, parked.Head.Stale = views.Badge{State: views.StateParked, Label: "parked"}, "/workspaces/w1/wake", "wakes on the next prompt", time.Time{}, nil
 	parked.Head.Use = nil
