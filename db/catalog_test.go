@@ -70,7 +70,7 @@ var (
 
 	// definerFunctions see across accounts and say one row for one hash, ids, or a count.
 	definerFunctions = []string{
-		"due_deletes(integer)", "due_disposals(uuid,double precision,double precision,integer)", "due_machine_operations(integer)", "due_machine_operations(uuid,integer)", "due_machines(uuid,integer)",
+		"due_closed(integer)", "due_deletes(integer)", "due_disposals(uuid,double precision,double precision,integer)", "due_machine_operations(integer)", "due_machine_operations(uuid,integer)", "due_machines(uuid,integer)",
 		"due_operations(integer)", "due_operations(uuid,integer)", "due_parks(uuid,double precision,double precision,integer)", "has_accounts()", "held_operations(uuid)",
 		"lookup_api_key(bytea)", "lookup_identity(text)", "lookup_session(bytea)", "lookup_setup_link(bytea)", "running_machines()",
 	}

@@ -165,6 +165,7 @@ const (
 	DueDeletes    Kind = "deletes"    // workspaces whose delete has begun
 	DueMachines   Kind = "machines"   // machines of one host (arg: the host's id)
 	DueTurns      Kind = "turns"      // turns that say running (arg: none)
+	DueClosed     Kind = "closed"     // accounts that were closed (arg: none)
 	DueParks      Kind = "parks"      // workspaces whose machine on a host is idle or up for too long (args: the host's id, seconds idle, seconds up)
 	DueDisposals  Kind = "disposals"  // workspaces of one conversation whose machine on a host is up or parked for too long (args: the host's id, seconds up, seconds parked)
 )
@@ -173,6 +174,7 @@ var dueSQL = map[Kind]string{
 	DueOperations: "select tenant_id, id from due_operations($2, $1)",
 	DueDeletes:    "select tenant_id, id from due_deletes($1)",
 	DueMachines:   "select tenant_id, id from due_machines($2, $1)",
+	DueClosed:     "select tenant_id, id from due_closed($1)",
 	DueParks:      "select tenant_id, id from due_parks($2, $3, $4, $1)",
 	DueDisposals:  "select tenant_id, id from due_disposals($2, $3, $4, $1)",
 }
@@ -186,7 +188,7 @@ func (d *DB) Due(ctx context.Context, kind Kind, args ...any) ([]Ref, error) {
 	if !ok {
 		return nil, fmt.Errorf("db: no due work of kind %q", kind)
 	}
-	rows, err := d.app.Query(ctx, sql, append([]any{dueLimit}, args...)...)
+	rows, err := statements(d.app, uuid.Nil).Query(ctx, sql, append([]any{dueLimit}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("look for due %s: %w", kind, err)
 	}
@@ -195,12 +197,12 @@ func (d *DB) Due(ctx context.Context, kind Kind, args ...any) ([]Ref, error) {
 
 // RunningMachines counts the machines that run on the whole instance.
 func (d *DB) RunningMachines(ctx context.Context) (n int64, err error) {
-	return n, d.app.QueryRow(ctx, "select running_machines()").Scan(&n)
+	return n, statements(d.app, uuid.Nil).QueryRow(ctx, "select running_machines()").Scan(&n)
 }
 
 // Lookup returns the queries that run before the account is known. With no account set every table answers zero
 // rows; only the narrow lookup functions and the global hosts table say anything.
-func (d *DB) Lookup() *queries.Queries { return queries.New(d.app) }
+func (d *DB) Lookup() *queries.Queries { return queries.New(statements(d.app, uuid.Nil)) }
 
 // IsUnique tells whether err is a violation of the named unique constraint or index ("" for any).
 func IsUnique(err error, constraint string) bool {
@@ -232,7 +234,7 @@ func SafeText(s string) string {
 
 // Notify tells every listener of a channel, in all server processes. The payload holds ids only: any login can listen.
 func (d *DB) Notify(ctx context.Context, channel, payload string) error {
-	_, err := d.app.Exec(ctx, "select pg_notify($1, $2)", channel, payload)
+	_, err := statements(d.app, uuid.Nil).Exec(ctx, "select pg_notify($1, $2)", channel, payload)
 	return err
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"managoat/handlers"
 	"managoat/handlers/api"
+	"managoat/internal/account"
 	"managoat/internal/audit"
 	"managoat/internal/conversation/conversationtest"
 	"managoat/internal/files"
@@ -35,7 +36,7 @@ func TestEveryOperationRefusesNonsenseByTheTable(t *testing.T) {
 	quotas := quota.New(w.DB, quota.Defaults{RunningMachines: 20, PromptsPerMinute: 60})
 	var log strings.Builder
 	e, document := handlers.New(handlers.Config{DB: w.DB, Auth: w.People, Log: slog.New(slog.NewTextHandler(&log, nil)), Routes: handlers.APIRoutes(handlers.JSON{
-		Auth: api.Auth{Service: w.People, Quotas: quotas}, Quotas: api.Quotas{Service: quotas}, Audit: api.Audit{Service: audit.New(w.DB)},
+		Auth: api.Auth{Service: w.People, Quotas: quotas, Accounts: account.New(w.DB, w.People, w.Workspaces, slog.New(slog.DiscardHandler))}, Quotas: api.Quotas{Service: quotas}, Audit: api.Audit{Service: audit.New(w.DB)},
 		Catalog: api.Catalog{Providers: []string{"local"}, Default: "local"}, Environments: api.Environments{Service: w.Environments},
 		Vaults: api.Vaults{Service: w.Vaults}, Agents: api.Agents{Service: w.Agents}, Credentials: api.Credentials{Service: w.Inference},
 		Workspaces:    api.Workspaces{Service: w.Workspaces, Files: files.New(w.Workspaces, w.Conversations), Ledger: w.Ledger},

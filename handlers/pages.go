@@ -84,6 +84,7 @@ func PageRoutes(w *web.Console) []Route {
 
 		page(get, "/settings", Signed, "Settings", w.ShowSettings),
 		page(get, "/settings/{part}", Signed, "API keys, inference credentials, sessions or members", w.ShowSetting),
+		form("/settings/account/delete", audit.AccountDelete, "", "Delete the account and everything it holds", w.DeleteAccount),
 		form("/settings/keys", audit.APIKeyCreate, "", "Make an API key", w.CreateKey),
 		form("/settings/keys/{id}/delete", audit.APIKeyRevoke, "", "Delete an API key", w.DeleteKey),
 		form("/settings/credentials", audit.CredentialCreate, "", "Save an inference credential", w.CreateCredential),

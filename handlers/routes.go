@@ -50,6 +50,7 @@ func APIRoutes(h JSON) []Route {
 		row(get, "/api/auth/api-keys", Never, "", 0, "", "List API keys", api.JSON(h.Auth.ListKeys)),
 		shownOnce(row(post, "/api/auth/api-keys", Never, audit.APIKeyCreate, created, "", "Make an API key", api.JSON(h.Auth.CreateKey))),
 		row(del, "/api/auth/api-keys/{id}", Never, audit.APIKeyRevoke, none, "", "Revoke an API key", api.JSON(h.Auth.RevokeKey)),
+		row(del, "/api/account", Never, audit.AccountDelete, 0, "", "Delete the account and everything it holds", api.JSON(h.Auth.DeleteAccount)),
 		row(get, "/api/members", Never, "", 0, "", "List the account's people", api.JSON(h.Auth.ListMembers)),
 		row(get, "/api/sessions", Never, "", 0, "", "List your browser sessions", api.JSON(h.Auth.ListSessions)),
 		row(del, "/api/sessions/{id}", Never, audit.SessionDelete, none, "", "End a browser session", api.JSON(h.Auth.RevokeSession)),

@@ -18,6 +18,9 @@ from environments e
 where e.tenant_id = app_tenant() and e.deleted_at is null and (sqlc.narg('after')::text is null or e.name > sqlc.narg('after'))
 order by e.name limit @at_most;
 
+-- name: EnvironmentsByID :many
+select * from environments where tenant_id = app_tenant() and id = any(@ids::uuid[]);
+
 -- name: LockEnvironment :one
 select id from environments where tenant_id = app_tenant() and id = @id and deleted_at is null for update;
 

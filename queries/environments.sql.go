@@ -144,6 +144,45 @@ func (q *Queries) Environments(ctx context.Context, after *string, atMost int32)
 	return items, nil
 }
 
+const environmentsByID = `-- name: EnvironmentsByID :many
+select tenant_id, id, name, packages, env_vars, setup_script, setup_timeout_seconds, networking_type, networking_config, repositories, metadata, created_at, updated_at, deleted_at from environments where tenant_id = app_tenant() and id = any($1::uuid[])
+`
+
+func (q *Queries) EnvironmentsByID(ctx context.Context, ids []uuid.UUID) ([]Environment, error) {
+	rows, err := q.db.Query(ctx, environmentsByID, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []Environment{}
+	for rows.Next() {
+		var i Environment
+		if err := rows.Scan(
+			&i.TenantID,
+			&i.ID,
+			&i.Name,
+			&i.Packages,
+			&i.EnvVars,
+			&i.SetupScript,
+			&i.SetupTimeoutSeconds,
+			&i.NetworkingType,
+			&i.NetworkingConfig,
+			&i.Repositories,
+			&i.Metadata,
+			&i.CreatedAt,
+			&i.UpdatedAt,
+			&i.DeletedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const holdEnvironment = `-- name: HoldEnvironment :one
 select id from environments where tenant_id = app_tenant() and id = $1 and deleted_at is null for key share
 `

@@ -360,6 +360,7 @@ type Tenant struct {
 	KeyVersion  int32
 	SuspendedAt *time.Time
 	CreatedAt   time.Time
+	ClosedAt    *time.Time
 }
 
 type TenantEvent struct {

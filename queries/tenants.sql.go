@@ -11,6 +11,59 @@ import (
 	"github.com/google/uuid"
 )
 
+const closeTenant = `-- name: CloseTenant :execrows
+update tenants set closed_at = now(), suspended_at = coalesce(suspended_at, now()) where tenant_id = app_tenant() and closed_at is null
+`
+
+// Nobody signs in any more, and no key works.
+func (q *Queries) CloseTenant(ctx context.Context) (int64, error) {
+	result, err := q.db.Exec(ctx, closeTenant)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const countLeftWorkspaces = `-- name: CountLeftWorkspaces :one
+select count(*) from workspaces where tenant_id = $1 and status <> 'deleted'
+`
+
+func (q *Queries) CountLeftWorkspaces(ctx context.Context, tenant uuid.UUID) (int64, error) {
+	row := q.db.QueryRow(ctx, countLeftWorkspaces, tenant)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
+const deleteLoneIdentities = `-- name: DeleteLoneIdentities :exec
+delete from identities i where exists (select from memberships m where m.identity_id = i.id and m.tenant_id = $1)
+    and not exists (select from memberships m where m.identity_id = i.id and m.tenant_id <> $1)
+`
+
+// People who belong to no other account.
+func (q *Queries) DeleteLoneIdentities(ctx context.Context, tenant uuid.UUID) error {
+	_, err := q.db.Exec(ctx, deleteLoneIdentities, tenant)
+	return err
+}
+
+const deleteSessions = `-- name: DeleteSessions :exec
+delete from sessions where tenant_id = app_tenant()
+`
+
+func (q *Queries) DeleteSessions(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, deleteSessions)
+	return err
+}
+
+const deleteTenant = `-- name: DeleteTenant :exec
+delete from tenants where tenant_id = $1
+`
+
+func (q *Queries) DeleteTenant(ctx context.Context, tenant uuid.UUID) error {
+	_, err := q.db.Exec(ctx, deleteTenant, tenant)
+	return err
+}
+
 const insertTenant = `-- name: InsertTenant :exec
 insert into tenants (tenant_id, name, data_key, key_version) values ($1, $2, $3, $4)
 `
@@ -32,8 +85,66 @@ func (q *Queries) InsertTenant(ctx context.Context, arg InsertTenantParams) erro
 	return err
 }
 
+const leftMachines = `-- name: LeftMachines :one
+select count(*) from machines where tenant_id = app_tenant() and status in ('pending', 'starting', 'ready', 'suspended')
+`
+
+// Machines that an account has, running or parked.
+func (q *Queries) LeftMachines(ctx context.Context) (int64, error) {
+	row := q.db.QueryRow(ctx, leftMachines)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
+const leftWorkspaces = `-- name: LeftWorkspaces :many
+select id from workspaces where tenant_id = app_tenant() and status <> 'deleted' order by id
+`
+
+func (q *Queries) LeftWorkspaces(ctx context.Context) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, leftWorkspaces)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const lockClosedTenant = `-- name: LockClosedTenant :one
+
+select tenant_id from tenants where tenant_id = $1 and closed_at is not null for update
+`
+
+// Asked as the platform, when a closed account goes.
+func (q *Queries) LockClosedTenant(ctx context.Context, tenant uuid.UUID) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, lockClosedTenant, tenant)
+	var tenant_id uuid.UUID
+	err := row.Scan(&tenant_id)
+	return tenant_id, err
+}
+
+const revokeKeys = `-- name: RevokeKeys :exec
+update api_keys set revoked_at = now() where tenant_id = app_tenant() and revoked_at is null
+`
+
+func (q *Queries) RevokeKeys(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, revokeKeys)
+	return err
+}
+
 const tenant = `-- name: Tenant :one
-select tenant_id, name, data_key, key_version, suspended_at, created_at from tenants where tenant_id = app_tenant()
+select tenant_id, name, data_key, key_version, suspended_at, created_at, closed_at from tenants where tenant_id = app_tenant()
 `
 
 func (q *Queries) Tenant(ctx context.Context) (Tenant, error) {
@@ -46,6 +157,7 @@ func (q *Queries) Tenant(ctx context.Context) (Tenant, error) {
 		&i.KeyVersion,
 		&i.SuspendedAt,
 		&i.CreatedAt,
+		&i.ClosedAt,
 	)
 	return i, err
 }

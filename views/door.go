@@ -23,6 +23,7 @@ type SignInPage struct {
 	Email  string
 	Next   string // where to go afterwards: a path of this console
 	First  bool   // nobody has an account here yet
+	Flash  *Flash
 	Errors Errors
 }
 

@@ -5,11 +5,20 @@ import "time"
 // SettingsPage is the account's settings; Tab says which part is filled.
 type SettingsPage struct {
 	Page
-	Tab         string // keys, credentials, sessions, members
+	Tab         string // keys, credentials, sessions, members, account
 	Keys        KeysTab
 	Credentials CredentialsTab
 	Sessions    []SessionRow
 	Members     []MemberRow
+	Account     AccountTab
+}
+
+// AccountTab is the account, and its end.
+type AccountTab struct {
+	Name   string
+	Email  string // of who looks
+	Owner  bool   // who looks may delete it
+	Errors Errors
 }
 
 // KeysTab lists API keys and makes new ones.

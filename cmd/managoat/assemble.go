@@ -18,6 +18,7 @@ import (
 	"github.com/google/uuid"
 
 	"managoat/db"
+	"managoat/internal/account"
 	"managoat/internal/agent"
 	"managoat/internal/audit"
 	"managoat/internal/broker"
@@ -226,6 +227,7 @@ type services struct {
 	workspaces    *workspace.Service
 	conversations *conversation.Service
 	files         *files.Service
+	accounts      *account.Service
 	ledger        *ledger.Service
 	reader        *stream.Reader
 	hub           *stream.Hub
@@ -289,7 +291,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 
 	s.hub = stream.NewHub(b.db, log)
 	s.reader = stream.NewReader(b.db, s.hub)
-	account := stream.NewAccount(s.hub)
+	events := stream.NewAccount(s.hub)
 	s.writer = transcript.NewWriter(b.db, s.hub)
 	s.ledger = ledger.New(b.db, log)
 	s.identity = identity.NewService(b.db, b.keys, log)
@@ -333,17 +335,18 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	s.operations.Tell(s.machines.Tell)
 	occupants := &occupants{}
 	s.workspaces = workspace.New(b.db, workspace.Options{
-		Machines: s.machines, Operations: s.operations, Environments: s.environments, Vaults: s.vaults, Stream: account, Occupants: occupants,
+		Machines: s.machines, Operations: s.operations, Environments: s.environments, Vaults: s.vaults, Stream: events, Occupants: occupants,
 		// Disposable stays off: what an agent remembers is on its conversation's machine alone.
 		Lifetimes: workspace.Lifetimes{Idle: cfg.IdleTimeout(), Ceiling: cfg.MaxLifetime(), Retention: cfg.TaskRetention()},
 		ExtraCA:   ca, AptSources: sources, NPMRegistry: cfg.NPMRegistry, PIPIndex: cfg.PIPIndex, Version: version, Log: log,
 	})
 	s.conversations = conversation.New(b.db, conversation.Options{
 		Owner: s.host, RuntimesDir: runtimes, Agents: s.agents, Workspaces: s.workspaces, Inference: s.inference, Keys: b.keys, Broker: s.broker,
-		Ledger: s.ledger, Writer: s.writer, Account: account, Quotas: defaults, Tell: s.machines.Tell, Log: log,
+		Ledger: s.ledger, Writer: s.writer, Account: events, Quotas: defaults, Tell: s.machines.Tell, Log: log,
 	})
 	occupants.Service = s.conversations
 	s.files = files.New(s.workspaces, s.conversations)
+	s.accounts = account.New(b.db, s.identity, s.workspaces, log)
 	return s, nil
 }
 
@@ -394,6 +397,7 @@ func (s *services) run(ctx context.Context) error {
 	defer cancel(nil)
 	jobs := map[string]func(context.Context) error{
 		"streams": s.hub.Run, "identity": s.identity.Run, "machines": s.machines.Run, "workspaces": s.workspaces.Run, "conversations": s.conversations.Run,
+		"accounts": s.accounts.Run,
 	}
 	ended := make(chan error, len(jobs))
 	for name, job := range jobs {

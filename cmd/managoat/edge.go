@@ -17,7 +17,7 @@ import (
 func edge(b *base, s *services, proxies []*net.IPNet) http.Handler {
 	routes := handlers.APIRoutes(handlers.JSON{
 		Health:        api.Health{Checks: map[string]func(context.Context) error{"database": b.db.Ping}},
-		Auth:          api.Auth{Service: s.identity, Quotas: s.quotas},
+		Auth:          api.Auth{Service: s.identity, Quotas: s.quotas, Accounts: s.accounts},
 		Quotas:        api.Quotas{Service: s.quotas},
 		Audit:         api.Audit{Service: s.audit},
 		Catalog:       api.Catalog{Providers: b.cfg.SandboxProviders, Default: b.cfg.SandboxProvider},
@@ -31,7 +31,7 @@ func edge(b *base, s *services, proxies []*net.IPNet) http.Handler {
 	})
 	console := web.New(web.Options{
 		Identity: s.identity, Environments: s.environments, Vaults: s.vaults, Agents: s.agents, Inference: s.inference, Workspaces: s.workspaces,
-		Conversations: s.conversations, Files: s.files, Ledger: s.ledger, Audit: s.audit, Reader: s.reader,
+		Conversations: s.conversations, Files: s.files, Ledger: s.ledger, Audit: s.audit, Reader: s.reader, Accounts: s.accounts,
 		SessionCookie: handlers.SessionCookie, Providers: b.cfg.SandboxProviders, DefaultProvider: b.cfg.SandboxProvider, Version: version,
 	})
 	e, _ := handlers.New(handlers.Config{DB: b.db, Auth: s.identity, Routes: append(routes, handlers.PageRoutes(console)...), Log: slog.Default(),

@@ -76,6 +76,7 @@ func workspaceVerbs() *cobra.Command {
 	cmd := &cobra.Command{Use: "workspace", Aliases: []string{"workspaces", "ws"}, Short: "Machines you keep: create, list, show, logs, retry, rebuild, wake, delete", GroupID: "use",
 		RunE: needsVerb}
 	cmd.AddCommand(workspaceCreate(), workspaceList(), workspaceShow(), workspaceLogs(), workspaceRetry(), workspaceRebuild(), workspaceRebuildPreview(), workspaceWake(), workspaceDelete())
+	cmd.AddCommand(diskVerbs()...)
 	return cmd
 }
 

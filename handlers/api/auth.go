@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 
+	"managoat/internal/account"
 	"managoat/internal/identity"
 	"managoat/internal/quota"
 	"managoat/internal/secret"
@@ -10,8 +11,9 @@ import (
 
 // Auth are the endpoints of who calls: keys, sessions, members.
 type Auth struct {
-	Service *identity.Service
-	Quotas  *quota.Service
+	Service  *identity.Service
+	Quotas   *quota.Service
+	Accounts *account.Service
 }
 
 // Me is who calls, and how much of the account is in use.
@@ -38,6 +40,21 @@ func (h Auth) Me(ctx context.Context, _ *struct{}) (*One[Me], error) {
 		}
 	}
 	return Of(me), nil
+}
+
+// DeleteAccount answers DELETE /api/account: the account goes with everything it holds.
+func (h Auth) DeleteAccount(ctx context.Context, in *struct {
+	Body Body[account.DeleteInput]
+}) (*struct{ Body account.Deleted }, error) {
+	var confirmed account.DeleteInput
+	if err := in.Body.Over(&confirmed); err != nil {
+		return nil, err
+	}
+	done, err := h.Accounts.Delete(ctx, Actor(ctx), confirmed)
+	if err != nil {
+		return nil, err
+	}
+	return &struct{ Body account.Deleted }{done}, nil
 }
 
 // Login is a person's e-mail and password.

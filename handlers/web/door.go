@@ -62,7 +62,7 @@ func (w *Console) SignIn(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	return html(c, http.StatusOK, views.SignIn(views.SignInPage{Now: time.Now(), Next: next, First: !has}))
+	return html(c, http.StatusOK, views.SignIn(views.SignInPage{Now: time.Now(), Next: next, First: !has, Flash: takeFlash(c)}))
 }
 
 // BeginSession signs in: POST /sign-in.

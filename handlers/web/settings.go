@@ -3,9 +3,11 @@ package web
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
+	"managoat/internal/account"
 	"managoat/internal/identity"
 	"managoat/internal/inference"
 	"managoat/internal/input"
@@ -34,6 +36,8 @@ func (w *Console) ShowSetting(c echo.Context) error {
 		p.Sessions, err = w.sessionRows(ctx, a)
 	case "members":
 		p.Members, err = w.memberRows(ctx, a)
+	case "account":
+		p.Account, err = w.accountTab(ctx, a)
 	default:
 		err = refusal.NotFoundError()
 	}
@@ -181,4 +185,29 @@ func (w *Console) memberRows(ctx context.Context, a tenant.Actor) (rows []views.
 		rows = append(rows, views.MemberRow{Email: m.Email, Role: m.Role, JoinedAt: m.InsertedAt, You: m.ID == a.IdentityID})
 	}
 	return rows, err
+}
+
+func (w *Console) accountTab(ctx context.Context, a tenant.Actor) (views.AccountTab, error) {
+	me, err := w.Identity.Me(ctx, a)
+	return views.AccountTab{Name: me.Account, Email: me.Email, Owner: me.Role == identity.RoleOwner}, err
+}
+
+// DeleteAccount closes the account and signs everybody out: POST /settings/account/delete.
+func (w *Console) DeleteAccount(c echo.Context) error {
+	ctx, a := c.Request().Context(), actor(c)
+	_, err := w.Accounts.Delete(ctx, a, account.DeleteInput{Confirm: c.FormValue("confirm")})
+	if err == nil {
+		c.SetCookie(cookie(c, w.SessionCookie, "", time.Unix(1, 0)))
+		return see(c, "/sign-in", "The account was deleted. Its machines are being destroyed.")
+	}
+	errs, status, err := formErrors(err, "confirm")
+	if err != nil {
+		return refuse(c, "/settings/account", err)
+	}
+	p := views.SettingsPage{Page: w.page(c, "Settings", "settings"), Tab: "account"}
+	if p.Account, err = w.accountTab(ctx, a); err != nil {
+		return err
+	}
+	p.Account.Errors = errs
+	return html(c, status, views.Settings(p))
 }

@@ -22,7 +22,8 @@ import (
 // Limits of the HTML streams.
 const (
 	frameTimeout = 30 * time.Second       // for one message to leave
-	pace         = 250 * time.Millisecond // at least between two looks at a state that keeps changing
+	quick        = 50 * time.Millisecond  // at least between the first looks at a state that changes
+	pace         = 250 * time.Millisecond // and between those at one that keeps changing
 	maxStreams   = 12                     // open at once in one browser session
 	buffered     = 256                    // items read ahead of a client
 )
@@ -151,7 +152,7 @@ func (f *feed) more(items []stream.Item) []stream.Item {
 }
 
 // live keeps a page true that shows a state: it sends what look makes of it at once, and again after events of the
-// account's stream that concern it, at most once a pace; with always it looks again at every beat, for what changes without
+// account's stream that concern it, the first at once and then ever slower to once a pace; with always it looks again at every beat, for what changes without
 // an event. Nothing is lost between page and stream, since every connection
 // begins with the whole state.
 func (w *Console) live(c echo.Context, concerns func(stream.AccountEvent) bool, always bool, look func(context.Context) ([]views.Fragment, error)) error {
@@ -183,6 +184,7 @@ func (w *Console) live(c echo.Context, concerns func(stream.AccountEvent) bool, 
 	beat := time.NewTicker(views.BeatEvery)
 	defer beat.Stop()
 	var due <-chan time.Time
+	looked, gap := time.Now(), quick
 	for {
 		select {
 		case item, ok := <-events.items:
@@ -190,10 +192,14 @@ func (w *Console) live(c echo.Context, concerns func(stream.AccountEvent) bool, 
 				return nil // the page connects again
 			}
 			if item.Kind == stream.Row && concerns(item.Account) && due == nil {
-				due = time.After(pace)
+				wait := time.Until(looked.Add(gap))
+				if gap = min(2*gap, pace); wait <= 0 {
+					gap = quick
+				}
+				due = time.After(wait)
 			}
 		case <-due:
-			due = nil
+			due, looked = nil, time.Now()
 			now, err := look(ctx)
 			if err != nil || o.say("", now) != nil {
 				return nil

@@ -21,6 +21,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"managoat/internal/account"
 	"managoat/internal/agent"
 	"managoat/internal/audit"
 	"managoat/internal/conversation"
@@ -61,6 +62,7 @@ type Options struct {
 	Ledger        *ledger.Service
 	Audit         *audit.Service
 	Reader        *stream.Reader
+	Accounts      *account.Service
 
 	SessionCookie   string   // name of the cookie that holds a browser's session
 	Providers       []string // sandbox providers on offer

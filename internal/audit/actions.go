@@ -6,6 +6,7 @@ type Action string
 // Actions.
 const (
 	AccountCreate Action = "account.create"
+	AccountDelete Action = "account.delete"
 
 	APIKeyCreate  Action = "api_key.create"
 	APIKeyRevoke  Action = "api_key.revoke"
@@ -56,7 +57,7 @@ const (
 
 // Actions lists the whole vocabulary, by name.
 var Actions = []Action{
-	AccountCreate,
+	AccountCreate, AccountDelete,
 	AgentCreate, AgentDelete, AgentUpdate,
 	APIKeyCreate, APIKeyRevoke,
 	ConversationCreate, ConversationDelete, ConversationInterrupt, ConversationPrompt, ConversationRead, ConversationTerminate, ConversationUpdate,

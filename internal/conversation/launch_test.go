@@ -88,6 +88,17 @@ func TestLaunchesThatAreRefused(t *testing.T) {
 			t.Errorf("cwd %q: %+v %v", cwd, c, err)
 		}
 	}
+
+	// An agent's own provider counts for a machine of its conversation's own only.
+	if _, err := w.Instance.Owner(t).Exec(t.Context(), `update agent_versions set config = jsonb_set(config, '{sandbox_provider}', '"gone"') where agent_id = $1`, a); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Conversations.Create(t.Context(), w.Owner.Actor, conversation.CreateInput{AgentID: a, WorkspaceID: &ws.ID}); err != nil {
+		t.Errorf("into a workspace of another provider than the agent's: %v", err)
+	}
+	if _, err := w.Conversations.Create(t.Context(), w.Owner.Actor, conversation.CreateInput{AgentID: a, EnvironmentID: &other}); !refusal.Is(err, refusal.ProviderDisabled) {
+		t.Errorf("a machine of its own on a provider that is not offered: %v", err)
+	}
 }
 
 func TestAnotherAccountSeesNothingOfAConversation(t *testing.T) {

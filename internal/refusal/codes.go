@@ -18,6 +18,7 @@ const (
 	KeyInQuery                Code = "api_key_in_query"
 	AccountSuspended          Code = "account_unavailable"
 	InsufficientScope         Code = "insufficient_scope"
+	OwnerRequired             Code = "owner_required"
 	CrossOrigin               Code = "cross_origin_refused"
 	SignInFailed              Code = "sign_in_failed"
 	SignInRequired            Code = "sign_in_required"
@@ -98,6 +99,7 @@ var table = map[Code]Entry{
 	KeyInQuery:                {Status: 400, Meaning: "Keys travel in the Authorization header only, never in an address."},
 	AccountSuspended:          {Status: 401, Meaning: "The account is suspended.", Reason: true},
 	InsufficientScope:         {Status: 403, Meaning: "The key's scope does not reach this.", Fields: []string{"required_scope"}, Reason: true},
+	OwnerRequired:             {Status: 403, Meaning: "Only an owner of the account may do this."},
 	CrossOrigin:               {Status: 403, Meaning: "A browser sent this write from another site."},
 	SignInFailed:              {Status: 401, Meaning: "E-mail or password are not right."},
 	SignInRequired:            {Status: 401, Meaning: "The session has ended: sign in again."},

@@ -129,6 +129,30 @@ func TestAWorkspaceIsBuiltBeforeTheEyesAndAnAgentMendsItsRepository(t *testing.T
 		t.Errorf("the tests with the patch applied: %v\n%s", err, out)
 	}
 
+	// The same on the command line.
+	for _, c := range []struct {
+		verb string
+		args []string
+		want string
+		exit int
+	}{
+		{"files", []string{shop}, "run-tests.sh", 0},
+		{"files", []string{"--json", shop}, `"truncated": false`, 0},
+		{"cat", []string{shop + "/cart.sh"}, "echo $(($1 * $2))\n", 0},
+		{"cat", []string{"--max-bytes", "2", shop + "/cart.sh"}, "the first bytes of", 0},
+		{"cat", []string{"/etc/passwd"}, "path_outside_sandbox", 1},
+		{"git-status", []string{shop}, " M cart.sh\n", 0},
+		{"diff", []string{shop}, diff.Diff, 0},
+		{"diff", []string{"--ref", "nowhere", shop}, "ref_not_found", 1},
+		{"diff", []string{"--staged", "--json", shop}, `"diff": ""`, 0},
+		{"cat", nil, "accepts 2 arg(s)", 2},
+	} {
+		stdout, stderr, code := a.cli(append([]string{"workspace", c.verb, "shop"}, c.args...)...)
+		if said := stdout + stderr; code != c.exit || !strings.Contains(said, c.want) {
+			t.Errorf("workspace %s shop %v: exit %d\n%s", c.verb, c.args, code, said)
+		}
+	}
+
 	// A second prompt continues the same session.
 	stdout, stderr, code = a.cli("run", "builder", "--conversation", id, "-p", "And what did you change on the journey?")
 	if code != 0 || !strings.Contains(stdout, "An operator, nothing else.") {

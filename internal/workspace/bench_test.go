@@ -1,6 +1,7 @@
 package workspace_test
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"managoat/internal/environment"
+	"managoat/internal/input"
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
 )
@@ -79,4 +81,63 @@ func BenchmarkSetup(b *testing.B) {
 		b.ReportMetric(float64(median(first).Milliseconds()), "ms/first")
 		b.ReportMetric(float64(median(second).Milliseconds()), "ms/second")
 	}
+}
+
+// benchListed is how many workspaces one account's list shows.
+const benchListed = 500
+
+// BenchmarkList is the time to list an account's workspaces, as many as fit in one answer, up to their JSON. All are ready
+// and up, of fifty environments.
+func BenchmarkList(b *testing.B) {
+	w := workspacetest.New(b)
+	env := environment.New()
+	env.Name = "listed"
+	made, err := w.Environments.Create(b.Context(), w.Owner.Actor, env)
+	if err != nil {
+		b.Fatal(err)
+	}
+	first, err := w.Workspaces.Create(b.Context(), w.Owner.Actor, workspace.CreateInput{Name: "first", EnvironmentID: made.ID})
+	for deadline := time.Now().Add(patience); err == nil && first.Status == workspace.Provisioning && time.Now().Before(deadline); {
+		<-time.After(5 * time.Millisecond)
+		first, err = w.Workspaces.Get(b.Context(), w.Owner.Actor, first.ID)
+	}
+	if err != nil || first.Status != workspace.Ready {
+		b.Fatalf("status %s, error %+v %v", first.Status, first.Error, err)
+	}
+	rows := w.Instance.Owner(b)
+	for _, sql := range []string{
+		`create table copies as select n, gen_random_uuid() as workspace, gen_random_uuid() as machine from generate_series(2, $1::int) n`,
+		`insert into environments select (jsonb_populate_record(e, jsonb_build_object('id', md5('environment ' || n)::uuid, 'name', 'listed ' || n))).*
+			from environments e, generate_series(2, $1::int / 10) n where e.name = 'listed'`,
+		`insert into workspaces select (jsonb_populate_record(w, jsonb_build_object('id', c.workspace, 'name', 'copy ' || c.n, 'machine_id', c.machine,
+			'environment_id', md5('environment ' || (2 + c.n % ($1::int / 10 - 1)))::uuid))).* from workspaces w, copies c where w.name = 'first'`,
+		`insert into machines select (jsonb_populate_record(m, jsonb_build_object('id', c.machine, 'workspace_id', c.workspace))).*
+			from machines m, copies c where m.id = (select machine_id from workspaces where name = 'first') and $1::int > 0`,
+		`analyze`,
+	} {
+		args := []any{benchListed}
+		if !strings.Contains(sql, "$1") {
+			args = nil
+		}
+		if _, err := rows.Exec(b.Context(), sql, args...); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var all []time.Duration
+	for b.Loop() {
+		for range 40 {
+			began := time.Now()
+			list, err := w.Workspaces.List(b.Context(), w.Owner.Actor, true, input.Page{Limit: benchListed})
+			if err != nil || len(list.Items) != benchListed || list.Items[0].IdleSince == nil {
+				b.Fatal(len(list.Items), err)
+			}
+			if _, err := json.Marshal(list.Items); err != nil {
+				b.Fatal(err)
+			}
+			all = append(all, time.Since(began))
+		}
+	}
+	slices.Sort(all)
+	b.ReportMetric(float64(all[len(all)/2].Microseconds())/1000, "p50-ms")
+	b.ReportMetric(float64(all[len(all)*9/10].Microseconds())/1000, "p90-ms")
 }

@@ -122,16 +122,22 @@ func TestParksAndADeleteInTheMiddleOfWhichTheServerWasKilledAreFinished(t *testi
 	// it is stopped, since its turns are looked at once more, the other's when that is to be written down.
 	change(t, w, "update machines set woken_at = woken_at - interval '50 hours' where id = $1", idle.SandboxID)
 	change(t, w, "update machines set woken_at = woken_at - interval '25 hours' where id = $1", old.SandboxID)
+	held, looks := w.Instance.Owner(t), w.Instance.Owner(t)
+	hold := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := held.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hold(`create function begins() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock_shared(1); return new; end $$`)
+	hold(`create trigger begins before update on operations for each row when (new.kind = 'park') execute function begins()`)
+	hold("select pg_advisory_lock(1)") // no park begins before its row is held
 	if err := w.Workspaces.ParkDue(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	held, looks := w.Instance.Owner(t), w.Instance.Owner(t)
-	if _, err := held.Exec(t.Context(), "begin"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := held.Exec(t.Context(), "select from workspaces where id = any($1) for update", []uuid.UUID{idle.ID, old.ID}); err != nil {
-		t.Fatal(err)
-	}
+	hold("begin")
+	hold("select from workspaces where id = any($1) for update", []uuid.UUID{idle.ID, old.ID})
+	hold("select pg_advisory_unlock(1)")
 	eventually(t, "both parks to be under way", func() bool {
 		var n int
 		if err := looks.QueryRow(t.Context(), "select count(*) from operations where kind = 'park' and state = 'running' and owner is not null").Scan(&n); err != nil {
@@ -154,9 +160,7 @@ func TestParksAndADeleteInTheMiddleOfWhichTheServerWasKilledAreFinished(t *testi
 	if len(trash()) == 0 || state(idle) != sandbox.Running || state(old) != sandbox.Stopped {
 		t.Fatalf("it was not killed in the middle: %v, %s, %s", trash(), state(idle), state(old))
 	}
-	if _, err := held.Exec(t.Context(), "rollback"); err != nil {
-		t.Fatal(err)
-	}
+	hold("rollback")
 
 	w.Start(t, w.Host).Run(t)
 	for _, ws := range []workspace.Workspace{idle, old} {

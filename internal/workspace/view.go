@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -38,18 +39,25 @@ func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (re
 
 // views shows rows with what others know of them: the environment as it is now, the conversations.
 func (s *Service) views(ctx context.Context, tenantID uuid.UUID, rows []record) ([]Workspace, error) {
-	ids := make([]uuid.UUID, len(rows))
-	digests := map[uuid.UUID]map[string]string{}
-	q := s.db.Tenant(tenantID)
-	for i, r := range rows {
-		ids[i] = r.w.ID
-		if id := r.w.EnvironmentID; id != nil && digests[*id] == nil {
-			env, err := readEnvironment(ctx, q, id)
-			if err != nil {
-				return nil, err
-			}
-			digests[*id] = environment.Digests(env)
+	var ids, sources []uuid.UUID
+	for _, r := range rows {
+		ids = append(ids, r.w.ID)
+		if id := r.w.EnvironmentID; id != nil && !slices.Contains(sources, *id) {
+			sources = append(sources, *id)
 		}
+	}
+	q := s.db.Tenant(tenantID)
+	environments, err := q.EnvironmentsByID(ctx, sources)
+	if err != nil {
+		return nil, fmt.Errorf("read the environments: %w", err)
+	}
+	digests := map[uuid.UUID]map[string]string{}
+	for _, r := range environments {
+		env, err := environmentOf(r)
+		if err != nil {
+			return nil, err
+		}
+		digests[r.ID] = environment.Digests(env)
 	}
 	counts, err := s.o.Occupants.ConversationCounts(ctx, tenantID, ids)
 	if err != nil {
@@ -147,7 +155,10 @@ func readEnvironment(ctx context.Context, q *queries.Queries, id *uuid.UUID) (en
 	if err != nil {
 		return environment.Environment{}, fmt.Errorf("read the environment %s: %w", *id, err)
 	}
-	r := row.Environment
+	return environmentOf(row.Environment)
+}
+
+func environmentOf(r queries.Environment) (environment.Environment, error) {
 	e := environment.Environment{ID: r.ID, Input: environment.Input{
 		Name: r.Name, SetupScript: r.SetupScript, SetupTimeoutSeconds: int(r.SetupTimeoutSeconds), NetworkingType: r.NetworkingType,
 	}}

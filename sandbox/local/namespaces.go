@@ -78,11 +78,6 @@ func (n *namespaces) boot(ctx context.Context, m *machine, b bootFiles) (pid int
 }
 
 func (n *namespaces) bootHere(m *machine, b bootFiles) (int, error) {
-	self, err := openHigh(n.p.guest)
-	if err != nil {
-		return 0, fmt.Errorf("the guest's binary: %w", err)
-	}
-	defer self.Close()
 	if err := n.layOut(m); err != nil {
 		return 0, err
 	}
@@ -106,8 +101,7 @@ func (n *namespaces) bootHere(m *machine, b bootFiles) (int, error) {
 			Setsid:     true,
 		},
 	}
-	// The directory the program lies in is closed to the machine's root.
-	pid, err := userns.Start(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), []string{boot.Name}, attr,
+	pid, err := userns.Start(n.p.guest, []string{boot.Name}, attr,
 		[]syscall.SysProcIDMap{{ContainerID: 0, HostID: m.uid(), Size: rangeSize}})
 	if err != nil {
 		return 0, fmt.Errorf("start the machine's first process: %w", err)
@@ -125,20 +119,6 @@ func (n *namespaces) bootHere(m *machine, b bootFiles) (int, error) {
 		return pid, fmt.Errorf("configure the machine: %w", err)
 	}
 	return pid, nil
-}
-
-// openHigh opens a file to be executed under a number that starting a process does not use for anything else.
-func openHigh(name string) (*os.File, error) {
-	f, err := os.OpenFile(name, unix.O_PATH, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 100)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
 }
 
 // source is a directory of the host as a machine will see it: a mount that is not attached yet.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,8 +41,13 @@ func Start(path string, argv []string, attr *syscall.ProcAttr, ids []syscall.Sys
 		return 0, err
 	}
 	attr.Files = append(attr.Files, gate.Fd())
+	program, err := openBeyond(path, attr.Files)
+	if err != nil {
+		return 0, err
+	}
+	defer program.Close()
 	attr.Sys.Cloneflags |= unix.CLONE_NEWUSER | unix.CLONE_VM | unix.CLONE_VFORK
-	if pid, err = syscall.ForkExec(path, argv, attr); err != nil {
+	if pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), argv, attr); err != nil {
 		return 0, err
 	}
 	err = errors.Join(writeMap(pid, "uid_map", ids), writeMap(pid, "gid_map", ids))
@@ -54,6 +60,23 @@ func Start(path string, argv []string, attr *syscall.ProcAttr, ids []syscall.Sys
 		return 0, fmt.Errorf("map a child's ids: %w", err)
 	}
 	return pid, nil
+}
+
+// openBeyond opens the program that a child executes: the child has no power over the directories that lead there, unless
+// they are its starter's. Its number is beyond those to which the child's descriptors are moved on their way to their
+// places, which begin after the largest of them.
+func openBeyond(path string, files []uintptr) (*os.File, error) {
+	f, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	moved := len(files) + 2 // each of them, and the pipe that tells whether it executes
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, max(int(slices.Max(files)), len(files))+moved)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // Enter waits until the ids of this process are mapped. It still has none of them then, and every capability: it has

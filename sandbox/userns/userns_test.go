@@ -76,3 +76,32 @@ func TestAChildWhoseIDsCannotBeMappedIsEndedAndReaped(t *testing.T) {
 		t.Errorf("it said %q, %v", out, err)
 	}
 }
+
+// As in a server that has many files open: none that a child is given may come to lie on its program's.
+func TestAChildStartsHoweverItsDescriptorsAreNumbered(t *testing.T) {
+	t.Parallel()
+	for start := 90; start < 110; start++ {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := unix.FcntlInt(w.Fd(), unix.F_DUPFD_CLOEXEC, start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := userns.Start("/proc/self/exe", []string{childName}, &syscall.ProcAttr{Files: []uintptr{0, uintptr(out), uintptr(out)}, Sys: &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUTS}},
+			[]syscall.SysProcIDMap{{ContainerID: 0, HostID: 100_000, Size: 10}})
+		w.Close()
+		unix.Close(out)
+		if err != nil {
+			t.Fatalf("with descriptors about %d: %v", start, err)
+		}
+		said, err := io.ReadAll(r)
+		r.Close()
+		var status syscall.WaitStatus
+		syscall.Wait4(pid, &status, 0, nil)
+		if status.ExitStatus() != 7 || err != nil {
+			t.Fatalf("with descriptors about %d: %q, exit %d, %v", start, said, status.ExitStatus(), err)
+		}
+	}
+}
