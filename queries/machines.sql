@@ -31,7 +31,7 @@ update machines set built = @built, policy = @policy, updated_at = now() where t
 
 -- name: ReadyMachine :exec
 update machines set status = 'ready', transition = '', error = null, updated_at = now(), disk_bytes = @disk_bytes,
-    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null, work = null, work_at = null
+    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null
 where tenant_id = app_tenant() and id = @id;
 
 -- name: WakeMachine :execrows
@@ -69,10 +69,18 @@ where tenant_id = app_tenant() and id = @id and transition = ''
     or status = 'suspended' and @retention::float8 > 0 and parked_at <= now() - make_interval(secs => @retention::float8));
 
 -- name: ParkMachine :execrows
--- work: what was seen on its disk before it stopped; null: nothing was, now.
-update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now(), parked_at = coalesce(parked_at, now()),
-    work = coalesce(sqlc.narg('work'), work), work_at = case when sqlc.narg('work')::jsonb is null then work_at else now() end
+update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now(), parked_at = coalesce(parked_at, now())
 where tenant_id = app_tenant() and id = @id and status in ('starting', 'ready', 'suspended');
+
+-- name: PutMachineWork :exec
+insert into machine_work (tenant_id, machine_id, work) values (app_tenant(), @machine_id, @work)
+on conflict (tenant_id, machine_id) do update set work = excluded.work, seen_at = now();
+
+-- name: DropMachineWork :exec
+delete from machine_work where tenant_id = app_tenant() and machine_id = @machine_id;
+
+-- name: MachineWork :one
+select work, seen_at from machine_work where tenant_id = app_tenant() and machine_id = @machine_id;
 
 -- name: RetireMachine :exec
 -- Another takes the place of a machine that is up: it counts no more, and is destroyed before that one is made.

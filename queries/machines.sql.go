@@ -8,6 +8,7 @@ package queries
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -57,6 +58,15 @@ update machines set transition = 'destroying', updated_at = now() where tenant_i
 // Before it is destroyed, so that a crash leaves a trace.
 func (q *Queries) DoomMachine(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, doomMachine, id)
+	return err
+}
+
+const dropMachineWork = `-- name: DropMachineWork :exec
+delete from machine_work where tenant_id = app_tenant() and machine_id = $1
+`
+
+func (q *Queries) DropMachineWork(ctx context.Context, machineID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, dropMachineWork, machineID)
 	return err
 }
 
@@ -114,7 +124,7 @@ func (q *Queries) LockFleet(ctx context.Context) error {
 }
 
 const lockMachine = `-- name: LockMachine :one
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at, work, work_at from machines where tenant_id = app_tenant() and id = $1 for update
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines where tenant_id = app_tenant() and id = $1 for update
 `
 
 func (q *Queries) LockMachine(ctx context.Context, id uuid.UUID) (Machine, error) {
@@ -142,14 +152,12 @@ func (q *Queries) LockMachine(ctx context.Context, id uuid.UUID) (Machine, error
 		&i.CreatedAt,
 		&i.UpdatedAt,
 		&i.ParkedAt,
-		&i.Work,
-		&i.WorkAt,
 	)
 	return i, err
 }
 
 const machine = `-- name: Machine :one
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at, work, work_at from machines where tenant_id = app_tenant() and id = $1
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines where tenant_id = app_tenant() and id = $1
 `
 
 func (q *Queries) Machine(ctx context.Context, id uuid.UUID) (Machine, error) {
@@ -177,8 +185,6 @@ func (q *Queries) Machine(ctx context.Context, id uuid.UUID) (Machine, error) {
 		&i.CreatedAt,
 		&i.UpdatedAt,
 		&i.ParkedAt,
-		&i.Work,
-		&i.WorkAt,
 	)
 	return i, err
 }
@@ -208,8 +214,24 @@ func (q *Queries) MachineFoundAs(ctx context.Context, arg MachineFoundAsParams) 
 	return workspace_id, err
 }
 
+const machineWork = `-- name: MachineWork :one
+select work, seen_at from machine_work where tenant_id = app_tenant() and machine_id = $1
+`
+
+type MachineWorkRow struct {
+	Work   json.RawMessage
+	SeenAt time.Time
+}
+
+func (q *Queries) MachineWork(ctx context.Context, machineID uuid.UUID) (MachineWorkRow, error) {
+	row := q.db.QueryRow(ctx, machineWork, machineID)
+	var i MachineWorkRow
+	err := row.Scan(&i.Work, &i.SeenAt)
+	return i, err
+}
+
 const machinesToDestroy = `-- name: MachinesToDestroy :many
-select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at, work, work_at from machines
+select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines
 where tenant_id = app_tenant() and workspace_id = $1 and id is distinct from $2::uuid
   and (status not in ('terminated', 'failed') or transition <> '')
 order by created_at
@@ -248,8 +270,6 @@ func (q *Queries) MachinesToDestroy(ctx context.Context, workspaceID uuid.UUID, 
 			&i.CreatedAt,
 			&i.UpdatedAt,
 			&i.ParkedAt,
-			&i.Work,
-			&i.WorkAt,
 		); err != nil {
 			return nil, err
 		}
@@ -286,20 +306,12 @@ func (q *Queries) ParkIdleMachine(ctx context.Context, iD uuid.UUID, idle float6
 }
 
 const parkMachine = `-- name: ParkMachine :execrows
-update machines set status = 'suspended', transition = '', error = $1, updated_at = now(), parked_at = coalesce(parked_at, now()),
-    work = coalesce($2, work), work_at = case when $2::jsonb is null then work_at else now() end
-where tenant_id = app_tenant() and id = $3 and status in ('starting', 'ready', 'suspended')
+update machines set status = 'suspended', transition = '', error = $1, updated_at = now(), parked_at = coalesce(parked_at, now())
+where tenant_id = app_tenant() and id = $2 and status in ('starting', 'ready', 'suspended')
 `
 
-type ParkMachineParams struct {
-	Error json.RawMessage
-	Work  json.RawMessage
-	ID    uuid.UUID
-}
-
-// work: what was seen on its disk before it stopped; null: nothing was, now.
-func (q *Queries) ParkMachine(ctx context.Context, arg ParkMachineParams) (int64, error) {
-	result, err := q.db.Exec(ctx, parkMachine, arg.Error, arg.Work, arg.ID)
+func (q *Queries) ParkMachine(ctx context.Context, error json.RawMessage, iD uuid.UUID) (int64, error) {
+	result, err := q.db.Exec(ctx, parkMachine, error, iD)
 	if err != nil {
 		return 0, err
 	}
@@ -357,9 +369,19 @@ func (q *Queries) PlaceMachine(ctx context.Context, arg PlaceMachineParams) erro
 	return err
 }
 
+const putMachineWork = `-- name: PutMachineWork :exec
+insert into machine_work (tenant_id, machine_id, work) values (app_tenant(), $1, $2)
+on conflict (tenant_id, machine_id) do update set work = excluded.work, seen_at = now()
+`
+
+func (q *Queries) PutMachineWork(ctx context.Context, machineID uuid.UUID, work json.RawMessage) error {
+	_, err := q.db.Exec(ctx, putMachineWork, machineID, work)
+	return err
+}
+
 const readyMachine = `-- name: ReadyMachine :exec
 update machines set status = 'ready', transition = '', error = null, updated_at = now(), disk_bytes = $1,
-    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null, work = null, work_at = null
+    ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null
 where tenant_id = app_tenant() and id = $2
 `
 

@@ -212,8 +212,13 @@ type Machine struct {
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
 	ParkedAt    *time.Time
-	Work        json.RawMessage
-	WorkAt      *time.Time
+}
+
+type MachineWork struct {
+	TenantID  uuid.UUID
+	MachineID uuid.UUID
+	Work      json.RawMessage
+	SeenAt    time.Time
 }
 
 type Membership struct {

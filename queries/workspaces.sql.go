@@ -261,7 +261,7 @@ func (q *Queries) TouchWorkspace(ctx context.Context, id uuid.UUID) error {
 }
 
 const workspace = `-- name: Workspace :one
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at, m.work, m.work_at,
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
         and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
@@ -319,8 +319,6 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 		&i.Machine.CreatedAt,
 		&i.Machine.UpdatedAt,
 		&i.Machine.ParkedAt,
-		&i.Machine.Work,
-		&i.Machine.WorkAt,
 		&i.Waiting,
 		&i.Away,
 	)
@@ -328,7 +326,7 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 }
 
 const workspaces = `-- name: Workspaces :many
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at, m.work, m.work_at,
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
         and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
 from workspaces w
@@ -398,8 +396,6 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 			&i.Machine.CreatedAt,
 			&i.Machine.UpdatedAt,
 			&i.Machine.ParkedAt,
-			&i.Machine.Work,
-			&i.Machine.WorkAt,
 			&i.Waiting,
 			&i.Away,
 		); err != nil {
@@ -414,7 +410,7 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 }
 
 const workspacesBuiltFrom = `-- name: WorkspacesBuiltFrom :many
-select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at, m.work, m.work_at from workspaces w
+select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.environment_id = $1::uuid and w.status = 'ready'
 order by w.id
@@ -473,8 +469,6 @@ func (q *Queries) WorkspacesBuiltFrom(ctx context.Context, environmentID uuid.UU
 			&i.Machine.CreatedAt,
 			&i.Machine.UpdatedAt,
 			&i.Machine.ParkedAt,
-			&i.Machine.Work,
-			&i.Machine.WorkAt,
 		); err != nil {
 			return nil, err
 		}

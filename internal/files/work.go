@@ -118,14 +118,14 @@ func (s *Service) RebuildPreview(ctx context.Context, actor tenant.Actor, id uui
 	}
 	p.Note = "What lies on the disk is not known: nobody looked before the machine stopped, and a look does not wake it. Wake it to see; its disk goes with a rebuild."
 	raw, when, err := s.workspaces.LastWork(ctx, actor, id)
-	if err != nil || when == nil {
+	if err != nil || when.IsZero() {
 		return p, err
 	}
 	p.Work = &Work{}
 	if err := json.Unmarshal(raw, p.Work); err != nil {
 		return Preview{}, fmt.Errorf("read what was seen on a disk: %w", err)
 	}
-	p.Source, p.KnownAt, p.Note = FromPark, when, "This is what git found before the machine parked. Everything else on its disk goes too."
+	p.Source, p.KnownAt, p.Note = FromPark, &when, "This is what git found before the machine parked. Everything else on its disk goes too."
 	return p, nil
 }
 

@@ -310,7 +310,7 @@ func (s *Service) Wake(ctx context.Context, h *operation.Held, prepare func(cont
 		return s.lose(ctx, h, row, err)
 	}
 	ended := s.failed(ctx, h, err, func(tx db.Tx, raw json.RawMessage) error {
-		_, err := tx.ParkMachine(ctx, queries.ParkMachineParams{ID: row.ID, Error: raw})
+		_, err := tx.ParkMachine(ctx, raw, row.ID)
 		return err
 	})
 	if ended != nil {
@@ -374,7 +374,10 @@ func (s *Service) Ready(ctx context.Context, h *operation.Held, id uuid.UUID, mo
 func (s *Service) ready(ctx context.Context, h *operation.Held, p sandbox.Provider, id uuid.UUID, ref string, more func(db.Tx) error) error {
 	disk := s.use(ctx, p, ref).DiskBytes
 	return s.told(ctx, h, h.End, func(tx db.Tx) error {
-		if err := tx.ReadyMachine(ctx, disk, id); err != nil || more == nil {
+		if err := tx.ReadyMachine(ctx, disk, id); err != nil {
+			return err
+		}
+		if err := tx.DropMachineWork(ctx, id); err != nil || more == nil { // from now on it changes
 			return err
 		}
 		return more(tx)
@@ -405,6 +408,9 @@ func (s *Service) Destroy(ctx context.Context, h *operation.Held, row queries.Ma
 		return err
 	}
 	return s.write(ctx, h, func(tx db.Tx) error {
+		if err := tx.DropMachineWork(ctx, row.ID); err != nil {
+			return err
+		}
 		return tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(status), Error: row.Error})
 	})
 }
@@ -449,7 +455,12 @@ func (s *Service) Park(ctx context.Context, h *operation.Held, work json.RawMess
 		return err
 	}
 	return s.told(ctx, h, h.End, func(tx db.Tx) error {
-		_, err := tx.ParkMachine(ctx, queries.ParkMachineParams{ID: row.ID, Error: h.Payload, Work: work})
+		if work != nil {
+			if err := tx.PutMachineWork(ctx, row.ID, work); err != nil {
+				return err
+			}
+		}
+		_, err := tx.ParkMachine(ctx, h.Payload, row.ID)
 		return err
 	})
 }

@@ -329,7 +329,7 @@ func (s *Service) down(ctx context.Context, p sandbox.Provider, info sandbox.Inf
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ParkMachine(ctx, queries.ParkMachineParams{ID: id}); err != nil {
+		if _, err := tx.ParkMachine(ctx, nil, id); err != nil {
 			return err
 		}
 		return s.onChange(ctx, tx, tenantID, row.WorkspaceID)

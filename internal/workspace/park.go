@@ -257,10 +257,18 @@ func (s *Service) lastWork(ctx context.Context, h *operation.Held) json.RawMessa
 	return work
 }
 
-// LastWork is what was seen on the disk of a workspace's machine before it parked, and when; nil when nothing was.
-func (s *Service) LastWork(ctx context.Context, actor tenant.Actor, id uuid.UUID) (json.RawMessage, *time.Time, error) {
-	row, err := s.row(ctx, s.db.Tenant(actor.TenantID), id)
-	return row.m.Work, row.m.WorkAt, err
+// LastWork is what was seen on the disk of a workspace's machine before it parked, and when; the zero time when nothing was.
+func (s *Service) LastWork(ctx context.Context, actor tenant.Actor, id uuid.UUID) (json.RawMessage, time.Time, error) {
+	q := s.db.Tenant(actor.TenantID)
+	row, err := s.row(ctx, q, id)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	seen, err := q.MachineWork(ctx, row.m.ID)
+	if err != nil && !db.NotFound(err) {
+		return nil, time.Time{}, fmt.Errorf("read what was seen on a disk: %w", err)
+	}
+	return seen.Work, seen.SeenAt, nil
 }
 
 // later has an operation that is refused tried again after a while.
