@@ -89,6 +89,14 @@ where tenant_id = app_tenant() and id = @id;
 -- name: ClearHome :exec
 update conversations set home_machine_id = null, updated_at = now() where tenant_id = app_tenant() and id = @id;
 
+-- name: TakeRebuild :execrows
+-- Notes that a conversation has a lost machine built again, unless it had one within so long.
+update conversations set rebuilt_at = now(), updated_at = now()
+where tenant_id = app_tenant() and id = @id and (rebuilt_at is null or rebuilt_at <= now() - make_interval(secs => @within::float8));
+
+-- name: ForgetRebuild :exec
+update conversations set rebuilt_at = null where tenant_id = app_tenant() and id = @id;
+
 -- name: SetSession :exec
 update conversations set runtime_session_id = @session, updated_at = now() where tenant_id = app_tenant() and id = @id;
 

@@ -34,7 +34,7 @@ func (q *Queries) ClearHome(ctx context.Context, id uuid.UUID) error {
 }
 
 const conversation = `-- name: Conversation :one
-select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, coalesce(a.name, '')::text as agent_name,
+select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, c.rebuilt_at, w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, coalesce(a.name, '')::text as agent_name,
     coalesce((select t.prompt from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id order by t.turn_number limit 1), '')::text as first_prompt
 from conversations c
 join workspaces w on w.tenant_id = c.tenant_id and w.id = c.workspace_id
@@ -83,6 +83,7 @@ func (q *Queries) Conversation(ctx context.Context, id uuid.UUID) (ConversationR
 		&i.Conversation.CreatedBy,
 		&i.Conversation.CreatedAt,
 		&i.Conversation.UpdatedAt,
+		&i.Conversation.RebuiltAt,
 		&i.Workspace.TenantID,
 		&i.Workspace.ID,
 		&i.Workspace.Name,
@@ -149,7 +150,7 @@ func (q *Queries) ConversationOfWorkspace(ctx context.Context, workspaceID uuid.
 }
 
 const conversations = `-- name: Conversations :many
-select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, coalesce(a.name, '')::text as agent_name,
+select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, c.rebuilt_at, w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, coalesce(a.name, '')::text as agent_name,
     coalesce((select t.prompt from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id order by t.turn_number limit 1), '')::text as first_prompt
 from conversations c
 join workspaces w on w.tenant_id = c.tenant_id and w.id = c.workspace_id
@@ -235,6 +236,7 @@ func (q *Queries) Conversations(ctx context.Context, arg ConversationsParams) ([
 			&i.Conversation.CreatedBy,
 			&i.Conversation.CreatedAt,
 			&i.Conversation.UpdatedAt,
+			&i.Conversation.RebuiltAt,
 			&i.Workspace.TenantID,
 			&i.Workspace.ID,
 			&i.Workspace.Name,
@@ -265,7 +267,7 @@ func (q *Queries) Conversations(ctx context.Context, arg ConversationsParams) ([
 }
 
 const conversationsWithAdapter = `-- name: ConversationsWithAdapter :many
-select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at from conversations c join machines m on m.tenant_id = c.tenant_id and m.id = (c.adapter ->> 'machine_id')::uuid
+select c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, c.rebuilt_at from conversations c join machines m on m.tenant_id = c.tenant_id and m.id = (c.adapter ->> 'machine_id')::uuid
 where c.tenant_id = app_tenant() and m.host_id = $1::uuid order by c.created_at
 `
 
@@ -310,6 +312,7 @@ func (q *Queries) ConversationsWithAdapter(ctx context.Context, host uuid.UUID) 
 			&i.CreatedBy,
 			&i.CreatedAt,
 			&i.UpdatedAt,
+			&i.RebuiltAt,
 		); err != nil {
 			return nil, err
 		}
@@ -401,6 +404,15 @@ func (q *Queries) Family(ctx context.Context, id uuid.UUID) (FamilyRow, error) {
 	var i FamilyRow
 	err := row.Scan(&i.Depth, &i.Children)
 	return i, err
+}
+
+const forgetRebuild = `-- name: ForgetRebuild :exec
+update conversations set rebuilt_at = null where tenant_id = app_tenant() and id = $1
+`
+
+func (q *Queries) ForgetRebuild(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, forgetRebuild, id)
+	return err
 }
 
 const hideConversation = `-- name: HideConversation :exec
@@ -498,7 +510,7 @@ func (q *Queries) LeftHomes(ctx context.Context, workspaceID uuid.UUID, machineI
 }
 
 const liveConversations = `-- name: LiveConversations :many
-select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at from conversations where tenant_id = app_tenant() and workspace_id = $1 and status not in ('failed', 'terminated') order by created_at
+select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at, rebuilt_at from conversations where tenant_id = app_tenant() and workspace_id = $1 and status not in ('failed', 'terminated') order by created_at
 `
 
 func (q *Queries) LiveConversations(ctx context.Context, workspaceID uuid.UUID) ([]Conversation, error) {
@@ -541,6 +553,7 @@ func (q *Queries) LiveConversations(ctx context.Context, workspaceID uuid.UUID) 
 			&i.CreatedBy,
 			&i.CreatedAt,
 			&i.UpdatedAt,
+			&i.RebuiltAt,
 		); err != nil {
 			return nil, err
 		}
@@ -553,7 +566,7 @@ func (q *Queries) LiveConversations(ctx context.Context, workspaceID uuid.UUID) 
 }
 
 const lockConversation = `-- name: LockConversation :one
-select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at from conversations where tenant_id = app_tenant() and id = $1 and hidden_at is null for update
+select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at, rebuilt_at from conversations where tenant_id = app_tenant() and id = $1 and hidden_at is null for update
 `
 
 func (q *Queries) LockConversation(ctx context.Context, id uuid.UUID) (Conversation, error) {
@@ -590,12 +603,13 @@ func (q *Queries) LockConversation(ctx context.Context, id uuid.UUID) (Conversat
 		&i.CreatedBy,
 		&i.CreatedAt,
 		&i.UpdatedAt,
+		&i.RebuiltAt,
 	)
 	return i, err
 }
 
 const lockConversationAlways = `-- name: LockConversationAlways :one
-select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at from conversations where tenant_id = app_tenant() and id = $1 for update
+select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at, rebuilt_at from conversations where tenant_id = app_tenant() and id = $1 for update
 `
 
 // Also one that a person deleted: what ends it must still finish.
@@ -633,6 +647,7 @@ func (q *Queries) LockConversationAlways(ctx context.Context, id uuid.UUID) (Con
 		&i.CreatedBy,
 		&i.CreatedAt,
 		&i.UpdatedAt,
+		&i.RebuiltAt,
 	)
 	return i, err
 }
@@ -740,6 +755,20 @@ func (q *Queries) SetSession(ctx context.Context, session string, iD uuid.UUID) 
 	return err
 }
 
+const takeRebuild = `-- name: TakeRebuild :execrows
+update conversations set rebuilt_at = now(), updated_at = now()
+where tenant_id = app_tenant() and id = $1 and (rebuilt_at is null or rebuilt_at <= now() - make_interval(secs => $2::float8))
+`
+
+// Notes that a conversation has a lost machine built again, unless it had one within so long.
+func (q *Queries) TakeRebuild(ctx context.Context, iD uuid.UUID, within float64) (int64, error) {
+	result, err := q.db.Exec(ctx, takeRebuild, iD, within)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const terminateConversation = `-- name: TerminateConversation :execrows
 update conversations set status = 'terminated', ended_at = now(), last_active_at = now(), updated_at = now()
 where tenant_id = app_tenant() and id = $1 and status not in ('failed', 'terminated')
@@ -790,7 +819,7 @@ func (q *Queries) UpdateConversation(ctx context.Context, arg UpdateConversation
 }
 
 const workspaceConversations = `-- name: WorkspaceConversations :many
-select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at from conversations
+select tenant_id, id, agent_id, agent_version, workspace_id, title, title_source, status, runtime, model, cwd, permission_policy, labels, sandbox_api_access, source, parent_id, inference_credential_id, credential_revision, runtime_session_id, home_machine_id, adapter, turn_count, error, last_active_at, last_read_at, hidden_at, ended_at, created_by, created_at, updated_at, rebuilt_at from conversations
 where tenant_id = app_tenant() and workspace_id = $1
   and (status not in ('failed', 'terminated') or adapter is not null or home_machine_id is not null)
 order by created_at
@@ -837,6 +866,7 @@ func (q *Queries) WorkspaceConversations(ctx context.Context, workspaceID uuid.U
 			&i.CreatedBy,
 			&i.CreatedAt,
 			&i.UpdatedAt,
+			&i.RebuiltAt,
 		); err != nil {
 			return nil, err
 		}

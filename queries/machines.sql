@@ -72,6 +72,21 @@ where tenant_id = app_tenant() and id = @id and transition = ''
 update machines set status = 'suspended', transition = '', error = sqlc.narg('error'), updated_at = now(), parked_at = coalesce(parked_at, now())
 where tenant_id = app_tenant() and id = @id and status in ('starting', 'ready', 'suspended');
 
+-- name: PutMachineWork :exec
+insert into machine_work (tenant_id, machine_id, work) values (app_tenant(), @machine_id, @work)
+on conflict (tenant_id, machine_id) do update set work = excluded.work, seen_at = now();
+
+-- name: DropMachineWork :exec
+delete from machine_work where tenant_id = app_tenant() and machine_id = @machine_id;
+
+-- name: MachineWork :one
+select work, seen_at from machine_work where tenant_id = app_tenant() and machine_id = @machine_id;
+
+-- name: RetireMachine :exec
+-- Another takes the place of a machine that is up: it counts no more, and is destroyed before that one is made.
+update machines set status = 'terminated', transition = 'destroying', ended_at = now(), updated_at = now()
+where tenant_id = app_tenant() and id = @id and status in ('pending', 'starting', 'ready');
+
 -- name: DoomMachine :exec
 -- Before it is destroyed, so that a crash leaves a trace.
 update machines set transition = 'destroying', updated_at = now() where tenant_id = app_tenant() and id = @id;

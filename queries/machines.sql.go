@@ -8,6 +8,7 @@ package queries
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -57,6 +58,15 @@ update machines set transition = 'destroying', updated_at = now() where tenant_i
 // Before it is destroyed, so that a crash leaves a trace.
 func (q *Queries) DoomMachine(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, doomMachine, id)
+	return err
+}
+
+const dropMachineWork = `-- name: DropMachineWork :exec
+delete from machine_work where tenant_id = app_tenant() and machine_id = $1
+`
+
+func (q *Queries) DropMachineWork(ctx context.Context, machineID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, dropMachineWork, machineID)
 	return err
 }
 
@@ -204,6 +214,22 @@ func (q *Queries) MachineFoundAs(ctx context.Context, arg MachineFoundAsParams) 
 	return workspace_id, err
 }
 
+const machineWork = `-- name: MachineWork :one
+select work, seen_at from machine_work where tenant_id = app_tenant() and machine_id = $1
+`
+
+type MachineWorkRow struct {
+	Work   json.RawMessage
+	SeenAt time.Time
+}
+
+func (q *Queries) MachineWork(ctx context.Context, machineID uuid.UUID) (MachineWorkRow, error) {
+	row := q.db.QueryRow(ctx, machineWork, machineID)
+	var i MachineWorkRow
+	err := row.Scan(&i.Work, &i.SeenAt)
+	return i, err
+}
+
 const machinesToDestroy = `-- name: MachinesToDestroy :many
 select tenant_id, id, workspace_id, host_id, provider, provider_ref, status, transition, epoch, base, limits, built, policy, error, disk_bytes, ready_at, woken_at, ended_at, created_at, updated_at, parked_at from machines
 where tenant_id = app_tenant() and workspace_id = $1 and id is distinct from $2::uuid
@@ -343,6 +369,16 @@ func (q *Queries) PlaceMachine(ctx context.Context, arg PlaceMachineParams) erro
 	return err
 }
 
+const putMachineWork = `-- name: PutMachineWork :exec
+insert into machine_work (tenant_id, machine_id, work) values (app_tenant(), $1, $2)
+on conflict (tenant_id, machine_id) do update set work = excluded.work, seen_at = now()
+`
+
+func (q *Queries) PutMachineWork(ctx context.Context, machineID uuid.UUID, work json.RawMessage) error {
+	_, err := q.db.Exec(ctx, putMachineWork, machineID, work)
+	return err
+}
+
 const readyMachine = `-- name: ReadyMachine :exec
 update machines set status = 'ready', transition = '', error = null, updated_at = now(), disk_bytes = $1,
     ready_at = coalesce(ready_at, now()), woken_at = now(), parked_at = null
@@ -351,6 +387,17 @@ where tenant_id = app_tenant() and id = $2
 
 func (q *Queries) ReadyMachine(ctx context.Context, diskBytes int64, iD uuid.UUID) error {
 	_, err := q.db.Exec(ctx, readyMachine, diskBytes, iD)
+	return err
+}
+
+const retireMachine = `-- name: RetireMachine :exec
+update machines set status = 'terminated', transition = 'destroying', ended_at = now(), updated_at = now()
+where tenant_id = app_tenant() and id = $1 and status in ('pending', 'starting', 'ready')
+`
+
+// Another takes the place of a machine that is up: it counts no more, and is destroyed before that one is made.
+func (q *Queries) RetireMachine(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, retireMachine, id)
 	return err
 }
 

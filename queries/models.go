@@ -90,6 +90,7 @@ type Conversation struct {
 	CreatedBy             string
 	CreatedAt             time.Time
 	UpdatedAt             time.Time
+	RebuiltAt             *time.Time
 }
 
 type ConversationHead struct {
@@ -211,6 +212,13 @@ type Machine struct {
 	CreatedAt   time.Time
 	UpdatedAt   time.Time
 	ParkedAt    *time.Time
+}
+
+type MachineWork struct {
+	TenantID  uuid.UUID
+	MachineID uuid.UUID
+	Work      json.RawMessage
+	SeenAt    time.Time
 }
 
 type Membership struct {

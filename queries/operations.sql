@@ -58,6 +58,12 @@ select * from operations
 where tenant_id = app_tenant() and workspace_id = @workspace_id::uuid
   and kind in ('setup', 'park', 'wake', 'rebuild', 'destroy') and state in ('pending', 'running');
 
+-- name: LastMachineOperations :many
+-- What was done with a workspace's machines, the newest first.
+select * from operations
+where tenant_id = app_tenant() and workspace_id = @workspace_id::uuid and kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')
+order by created_at desc, id desc limit @at_most;
+
 -- name: OperationElsewhere :one
 -- The server that does an operation, or must, when it is another one than the caller's.
 select h.id, h.url, host_away(h.id)::bool as away

@@ -231,6 +231,51 @@ func (q *Queries) InsertMachineOperation(ctx context.Context, arg InsertMachineO
 	return result.RowsAffected(), nil
 }
 
+const lastMachineOperations = `-- name: LastMachineOperations :many
+select tenant_id, id, kind, workspace_id, machine_id, conversation_id, turn_id, state, step, owner, epoch, lease_until, payload, error, created_at, started_at, ended_at from operations
+where tenant_id = app_tenant() and workspace_id = $1::uuid and kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')
+order by created_at desc, id desc limit $2
+`
+
+// What was done with a workspace's machines, the newest first.
+func (q *Queries) LastMachineOperations(ctx context.Context, workspaceID uuid.UUID, atMost int32) ([]Operation, error) {
+	rows, err := q.db.Query(ctx, lastMachineOperations, workspaceID, atMost)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []Operation{}
+	for rows.Next() {
+		var i Operation
+		if err := rows.Scan(
+			&i.TenantID,
+			&i.ID,
+			&i.Kind,
+			&i.WorkspaceID,
+			&i.MachineID,
+			&i.ConversationID,
+			&i.TurnID,
+			&i.State,
+			&i.Step,
+			&i.Owner,
+			&i.Epoch,
+			&i.LeaseUntil,
+			&i.Payload,
+			&i.Error,
+			&i.CreatedAt,
+			&i.StartedAt,
+			&i.EndedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const openMachineOperation = `-- name: OpenMachineOperation :one
 select tenant_id, id, kind, workspace_id, machine_id, conversation_id, turn_id, state, step, owner, epoch, lease_until, payload, error, created_at, started_at, ended_at from operations
 where tenant_id = app_tenant() and workspace_id = $1::uuid

@@ -50,10 +50,24 @@ join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 join hosts h on h.id = m.host_id
 where c.tenant_id = app_tenant() and c.id = any(@conversation_ids::uuid[]) and m.status in ('pending', 'starting', 'ready', 'suspended') and host_away(h.id);
 
--- name: CountOpenTurns :one
-select count(*) filter (where t.status = 'running')::int as running, count(*) filter (where t.status = 'pending')::int as pending
-from turns t join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
-where t.tenant_id = app_tenant() and c.workspace_id = @workspace_id and t.status in ('pending', 'running');
+-- name: OpenTurnsOfWorkspace :many
+-- sent: its prompt is with its agent, or on its way there.
+select t.id, t.conversation_id, c.title, t.turn_number, t.status, (t.prompt_sent_at is not null)::bool as sent
+from conversations c join turns t on t.tenant_id = c.tenant_id and t.conversation_id = c.id
+where c.tenant_id = app_tenant() and c.workspace_id = @workspace_id and t.status in ('pending', 'running')
+order by c.created_at, c.id, t.turn_number;
+
+-- name: HoldOpenTurns :many
+-- Locks the conversations of a workspace in which turns run or wait, always in the same order. The workspace is locked after them.
+select c.id from conversations c
+where c.tenant_id = app_tenant() and c.workspace_id = @workspace_id
+  and exists (select from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id and t.status in ('pending', 'running'))
+order by c.id for update of c;
+
+-- name: CountEndingTurns :one
+-- Turns of a workspace that were asked to end and have not.
+select count(*)::int from conversations c join turns t on t.tenant_id = c.tenant_id and t.conversation_id = c.id
+where c.tenant_id = app_tenant() and c.workspace_id = @workspace_id and t.status = 'running' and t.interrupt_asked is not null;
 
 -- name: UsageOfConversations :many
 select conversation_id, sum(input_tokens)::bigint as input, sum(output_tokens)::bigint as output,

@@ -161,22 +161,17 @@ func (q *Queries) ClaimOperation(ctx context.Context, arg ClaimOperationParams) 
 	return i, err
 }
 
-const countOpenTurns = `-- name: CountOpenTurns :one
-select count(*) filter (where t.status = 'running')::int as running, count(*) filter (where t.status = 'pending')::int as pending
-from turns t join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
-where t.tenant_id = app_tenant() and c.workspace_id = $1 and t.status in ('pending', 'running')
+const countEndingTurns = `-- name: CountEndingTurns :one
+select count(*)::int from conversations c join turns t on t.tenant_id = c.tenant_id and t.conversation_id = c.id
+where c.tenant_id = app_tenant() and c.workspace_id = $1 and t.status = 'running' and t.interrupt_asked is not null
 `
 
-type CountOpenTurnsRow struct {
-	Running int32
-	Pending int32
-}
-
-func (q *Queries) CountOpenTurns(ctx context.Context, workspaceID uuid.UUID) (CountOpenTurnsRow, error) {
-	row := q.db.QueryRow(ctx, countOpenTurns, workspaceID)
-	var i CountOpenTurnsRow
-	err := row.Scan(&i.Running, &i.Pending)
-	return i, err
+// Turns of a workspace that were asked to end and have not.
+func (q *Queries) CountEndingTurns(ctx context.Context, workspaceID uuid.UUID) (int32, error) {
+	row := q.db.QueryRow(ctx, countEndingTurns, workspaceID)
+	var column_1 int32
+	err := row.Scan(&column_1)
+	return column_1, err
 }
 
 const endOperation = `-- name: EndOperation :execrows
@@ -309,6 +304,34 @@ func (q *Queries) HoldConversation(ctx context.Context, arg HoldConversationPara
 		arg.Epoch,
 	)
 	return err
+}
+
+const holdOpenTurns = `-- name: HoldOpenTurns :many
+select c.id from conversations c
+where c.tenant_id = app_tenant() and c.workspace_id = $1
+  and exists (select from turns t where t.tenant_id = c.tenant_id and t.conversation_id = c.id and t.status in ('pending', 'running'))
+order by c.id for update of c
+`
+
+// Locks the conversations of a workspace in which turns run or wait, always in the same order. The workspace is locked after them.
+func (q *Queries) HoldOpenTurns(ctx context.Context, workspaceID uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, holdOpenTurns, workspaceID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const insertEndOperation = `-- name: InsertEndOperation :exec
@@ -685,6 +708,50 @@ func (q *Queries) OpenTurnsOfConversations(ctx context.Context, conversationIds 
 	return items, nil
 }
 
+const openTurnsOfWorkspace = `-- name: OpenTurnsOfWorkspace :many
+select t.id, t.conversation_id, c.title, t.turn_number, t.status, (t.prompt_sent_at is not null)::bool as sent
+from conversations c join turns t on t.tenant_id = c.tenant_id and t.conversation_id = c.id
+where c.tenant_id = app_tenant() and c.workspace_id = $1 and t.status in ('pending', 'running')
+order by c.created_at, c.id, t.turn_number
+`
+
+type OpenTurnsOfWorkspaceRow struct {
+	ID             uuid.UUID
+	ConversationID uuid.UUID
+	Title          string
+	TurnNumber     int32
+	Status         string
+	Sent           bool
+}
+
+// sent: its prompt is with its agent, or on its way there.
+func (q *Queries) OpenTurnsOfWorkspace(ctx context.Context, workspaceID uuid.UUID) ([]OpenTurnsOfWorkspaceRow, error) {
+	rows, err := q.db.Query(ctx, openTurnsOfWorkspace, workspaceID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []OpenTurnsOfWorkspaceRow{}
+	for rows.Next() {
+		var i OpenTurnsOfWorkspaceRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.ConversationID,
+			&i.Title,
+			&i.TurnNumber,
+			&i.Status,
+			&i.Sent,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const operationOfTurn = `-- name: OperationOfTurn :one
 select id from operations where tenant_id = app_tenant() and turn_id = $1::uuid and kind = 'turn' and state in ('pending', 'running')
 `
@@ -975,7 +1042,7 @@ func (q *Queries) TurnByNumber(ctx context.Context, conversationID uuid.UUID, tu
 }
 
 const turnToRun = `-- name: TurnToRun :one
-select t.tenant_id, t.id, t.conversation_id, t.turn_number, t.prompt, t.asked_by, t.images, t.status, t.stop_reason, t.reason, t.waiting, t.waiting_for, t.waiting_since, t.error, t.exit_code, t.client_request_id, t.origin, t.attempts, t.model, t.source, t.credential_id, t.usage, t.tool_call_count, t.interrupt_asked, t.prompt_sent_at, t.first_token_at, t.started_at, t.ended_at, t.inserted_at, c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, v.config as agent
+select t.tenant_id, t.id, t.conversation_id, t.turn_number, t.prompt, t.asked_by, t.images, t.status, t.stop_reason, t.reason, t.waiting, t.waiting_for, t.waiting_since, t.error, t.exit_code, t.client_request_id, t.origin, t.attempts, t.model, t.source, t.credential_id, t.usage, t.tool_call_count, t.interrupt_asked, t.prompt_sent_at, t.first_token_at, t.started_at, t.ended_at, t.inserted_at, c.tenant_id, c.id, c.agent_id, c.agent_version, c.workspace_id, c.title, c.title_source, c.status, c.runtime, c.model, c.cwd, c.permission_policy, c.labels, c.sandbox_api_access, c.source, c.parent_id, c.inference_credential_id, c.credential_revision, c.runtime_session_id, c.home_machine_id, c.adapter, c.turn_count, c.error, c.last_active_at, c.last_read_at, c.hidden_at, c.ended_at, c.created_by, c.created_at, c.updated_at, c.rebuilt_at, v.config as agent
 from turns t
 join conversations c on c.tenant_id = t.tenant_id and c.id = t.conversation_id
 join agent_versions v on v.tenant_id = c.tenant_id and v.agent_id = c.agent_id and v.version = c.agent_version
@@ -1052,6 +1119,7 @@ func (q *Queries) TurnToRun(ctx context.Context, id uuid.UUID) (TurnToRunRow, er
 		&i.Conversation.CreatedBy,
 		&i.Conversation.CreatedAt,
 		&i.Conversation.UpdatedAt,
+		&i.Conversation.RebuiltAt,
 		&i.Agent,
 	)
 	return i, err

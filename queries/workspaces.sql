@@ -35,6 +35,10 @@ where w.tenant_id = app_tenant() and w.id = any(@ids::uuid[]) and w.status = 're
 -- name: LockWorkspace :one
 select * from workspaces where tenant_id = app_tenant() and id = @id for update;
 
+-- name: HoldWorkspace :exec
+-- Keeps a workspace from changing its machine until the transaction ends: who puts another in its place locks it.
+select from workspaces where tenant_id = app_tenant() and id = @id for key share;
+
 -- name: WorkspacesBuiltFrom :many
 -- Ready workspaces that an edit of their environment may make stale.
 select sqlc.embed(w), sqlc.embed(m) from workspaces w

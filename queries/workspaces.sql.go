@@ -57,6 +57,16 @@ func (q *Queries) EndWorkspaceSetup(ctx context.Context, arg EndWorkspaceSetupPa
 	return err
 }
 
+const holdWorkspace = `-- name: HoldWorkspace :exec
+select from workspaces where tenant_id = app_tenant() and id = $1 for key share
+`
+
+// Keeps a workspace from changing its machine until the transaction ends: who puts another in its place locks it.
+func (q *Queries) HoldWorkspace(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, holdWorkspace, id)
+	return err
+}
+
 const idleWorkspaces = `-- name: IdleWorkspaces :many
 select w.id, idle.since::timestamptz as since from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id

@@ -683,6 +683,7 @@ var stageWords = map[string][3]string{
 	"home":         {"Preparing the config home", "Prepared the config home", "Could not prepare the config home"},
 	"adapter":      {"Starting the runtime", "Started the runtime", "Could not start the runtime"},
 	"wake":         {"Waking the machine", "Woke the machine", "Could not wake the machine"},
+	"rebuild":      {"Building the lost machine again", "Built the lost machine again", "Could not build the lost machine again"},
 	"reattach":     {"Reattaching to the runtime", "Reattached to the runtime", "Could not reattach to the runtime"},
 	"model":        {"Choosing the model", "Chose the model", "The model could not be used"},
 	"session":      {"Opening the session", "Opened the session", "Could not open the session"},

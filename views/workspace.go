@@ -76,7 +76,9 @@ type WorkspaceHead struct {
 	Stale         []string // names of changed fields
 	RebuildURL    string   // "" when a rebuild is not on offer
 	WakeURL       string   // "" when there is nothing to wake
-	Problem       *Problem // what keeps it from working, beyond a failed setup
+	// DiagnosticsURL leads to the facts of a machine that is not as it should be; "" while it is.
+	DiagnosticsURL string
+	Problem        *Problem // what keeps it from working, beyond a failed setup
 }
 
 // MachineUse is one thing that a machine uses, of how much.

@@ -338,7 +338,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		Machines: s.machines, Operations: s.operations, Environments: s.environments, Vaults: s.vaults, Stream: events, Occupants: occupants,
 		// Disposable stays off: what an agent remembers is on its conversation's machine alone.
 		Lifetimes: workspace.Lifetimes{Idle: cfg.IdleTimeout(), Ceiling: cfg.MaxLifetime(), Retention: cfg.TaskRetention()},
-		ExtraCA:   ca, AptSources: sources, NPMRegistry: cfg.NPMRegistry, PIPIndex: cfg.PIPIndex, Log: log,
+		ExtraCA:   ca, AptSources: sources, NPMRegistry: cfg.NPMRegistry, PIPIndex: cfg.PIPIndex, Version: version, Log: log,
 	})
 	s.conversations = conversation.New(b.db, conversation.Options{
 		Owner: s.host, RuntimesDir: runtimes, Agents: s.agents, Workspaces: s.workspaces, Inference: s.inference, Keys: b.keys, Broker: s.broker,

@@ -73,9 +73,9 @@ type setupStep struct {
 }
 
 func workspaceVerbs() *cobra.Command {
-	cmd := &cobra.Command{Use: "workspace", Aliases: []string{"workspaces", "ws"}, Short: "Machines you keep: create, list, show, logs, retry, wake, delete", GroupID: "use",
+	cmd := &cobra.Command{Use: "workspace", Aliases: []string{"workspaces", "ws"}, Short: "Machines you keep: create, list, show, logs, retry, rebuild, wake, delete", GroupID: "use",
 		RunE: needsVerb}
-	cmd.AddCommand(workspaceCreate(), workspaceList(), workspaceShow(), workspaceLogs(), workspaceRetry(), workspaceWake(), workspaceDelete())
+	cmd.AddCommand(workspaceCreate(), workspaceList(), workspaceShow(), workspaceLogs(), workspaceRetry(), workspaceRebuild(), workspaceRebuildPreview(), workspaceWake(), workspaceDelete())
 	cmd.AddCommand(diskVerbs()...)
 	return cmd
 }
@@ -217,17 +217,33 @@ func workspaceLogs() *cobra.Command {
 const freshHelp = "install the packages anew, whatever an earlier setup has left of them"
 
 func workspaceRetry() *cobra.Command {
-	var follow, asJSON, fresh bool
-	cmd := sub("retry WORKSPACE", "Set a failed workspace up again, with its environment as it is now", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+	return workspaceSetUp("retry", "Set a failed workspace up again, with its environment as it is now", nil)
+}
+
+func workspaceRebuild() *cobra.Command {
+	cmd := workspaceSetUp("rebuild", "Destroy its machine with its disk and build another, from its environment as it is now; see rebuild-preview", []string{"interrupt"})
+	cmd.Flags().Bool("interrupt", false, "end the turns that run or wait, which refuse the rebuild otherwise; transcripts are kept")
+	return cmd
+}
+
+// workspaceSetUp is a verb that begins another setup of a workspace. Its boolean flags of these names, and --fresh, go into
+// the call.
+func workspaceSetUp(name, short string, flags []string) *cobra.Command {
+	var follow, asJSON bool
+	cmd := sub(name+" WORKSPACE", short, cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
 		w, err := namedWorkspace(c, cl, args[0])
 		if err != nil {
 			return err
 		}
-		var in any
-		if fresh {
-			in = map[string]any{"fresh": true}
+		in := map[string]any{}
+		for _, flag := range append(flags, "fresh") {
+			if on, err := c.Flags().GetBool(flag); err != nil {
+				return err
+			} else if on {
+				in[flag] = true
+			}
 		}
-		if w, err = workspaceCall(c, cl, "POST", "/api/workspaces/"+w.ID+"/retry", in); err != nil {
+		if w, err = workspaceCall(c, cl, "POST", "/api/workspaces/"+w.ID+"/"+name, in); err != nil {
 			return err
 		}
 		if follow {
@@ -235,10 +251,130 @@ func workspaceRetry() *cobra.Command {
 		}
 		return showWorkspace(w, asJSON)
 	})
-	cmd.Flags().BoolVar(&fresh, "fresh", false, freshHelp)
+	cmd.Flags().Bool("fresh", false, freshHelp)
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the setup until it ends")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// rebuildPreview is what a rebuild would take with it.
+type rebuildPreview struct {
+	ChangedFields []string `json:"changed_fields"`
+	Turns         []struct {
+		Title      string `json:"title"`
+		TurnNumber int    `json:"turn_number"`
+		Status     string `json:"status"`
+	} `json:"turns"`
+	KnownAt *time.Time `json:"known_at"`
+	Work    *struct {
+		Repositories []struct {
+			Path      string  `json:"path"`
+			Branch    *string `json:"branch"`
+			Operation string  `json:"operation"`
+			Staged    int     `json:"staged"`
+			Unstaged  int     `json:"unstaged"`
+			Untracked int     `json:"untracked"`
+			Files     []struct {
+				Path     string `json:"path"`
+				Index    string `json:"index"`
+				Worktree string `json:"worktree"`
+			} `json:"files"`
+			Unpushed int `json:"unpushed"`
+			Commits  []struct {
+				ID      string `json:"id"`
+				Subject string `json:"subject"`
+			} `json:"commits"`
+			Stashes   int    `json:"stashes"`
+			Truncated bool   `json:"truncated"`
+			Error     string `json:"error"`
+		} `json:"repositories"`
+		Clean     int  `json:"clean"`
+		Truncated bool `json:"truncated"`
+	} `json:"work"`
+	DiskBytes int64  `json:"disk_bytes"`
+	Note      string `json:"note"`
+}
+
+func workspaceRebuildPreview() *cobra.Command {
+	var asJSON bool
+	cmd := sub("rebuild-preview WORKSPACE", "Show what a rebuild would take with it: work that is not pushed, turns", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+		id, err := find(c, cl, "/api/workspaces", "workspace", args[0])
+		if err != nil {
+			return err
+		}
+		var out struct {
+			Data json.RawMessage `json:"data"`
+		}
+		if err := cl.Get(c.Context(), "/api/workspaces/"+id+"/rebuild-preview", &out); err != nil {
+			return err
+		}
+		if asJSON {
+			return stdout().json(out.Data)
+		}
+		var v rebuildPreview
+		if err := json.Unmarshal(out.Data, &v); err != nil {
+			return err
+		}
+		p := stdout()
+		for _, line := range v.lines() {
+			p.text(line + "\n")
+		}
+		return nil
+	})
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// lines are a preview for people.
+func (v rebuildPreview) lines() (lines []string) {
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	add("%s", v.Note)
+	if v.KnownAt != nil {
+		add("seen %s", v.KnownAt.Local().Format("Mon 2 Jan 15:04:05"))
+	}
+	if v.DiskBytes > 0 {
+		add("on disk %s", size(v.DiskBytes))
+	}
+	if len(v.ChangedFields) > 0 {
+		add("applies %s", strings.Join(v.ChangedFields, " "))
+	}
+	for _, t := range v.Turns {
+		add("◐ turn %d of %q is %s", t.TurnNumber, t.Title, t.Status)
+	}
+	if v.Work == nil {
+		return lines
+	}
+	for _, r := range v.Work.Repositories {
+		if r.Error != "" {
+			add("▲ %s: %s", r.Path, r.Error)
+			continue
+		}
+		branch := "detached"
+		if r.Branch != nil {
+			branch = *r.Branch
+		}
+		more := ""
+		if r.Truncated {
+			more = ", and more"
+		}
+		if r.Operation != "" {
+			more += ", a " + r.Operation + " in progress"
+		}
+		add("▲ %s (%s): %d staged, %d not staged, %d new, %d commits not pushed, %d stashes%s", r.Path, branch, r.Staged, r.Unstaged, r.Untracked, r.Unpushed, r.Stashes, more)
+		for _, f := range r.Files {
+			add("    %-1s%-1s %s", f.Index, f.Worktree, f.Path)
+		}
+		for _, c := range r.Commits {
+			add("    %s %s", c.ID, c.Subject)
+		}
+	}
+	if v.Work.Clean > 0 {
+		add("● %d repositories hold nothing that is not pushed", v.Work.Clean)
+	}
+	if v.Work.Truncated {
+		add("There may be more repositories.")
+	}
+	return lines
 }
 
 func workspaceWake() *cobra.Command {

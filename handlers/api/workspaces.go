@@ -92,6 +92,42 @@ func (h Workspaces) Retry(ctx context.Context, in *struct {
 	return OneOf(h.Service.Retry(ctx, Actor(ctx), id, r))
 }
 
+// Rebuild answers POST /api/workspaces/{id}/rebuild.
+func (h Workspaces) Rebuild(ctx context.Context, in *struct {
+	ByID
+	Body *Body[workspace.RebuildInput]
+}) (*One[workspace.Workspace], error) {
+	id, err := in.id()
+	if err != nil {
+		return nil, err
+	}
+	var r workspace.RebuildInput
+	if in.Body != nil {
+		if err := in.Body.Over(&r); err != nil {
+			return nil, err
+		}
+	}
+	return OneOf(h.Service.Rebuild(ctx, Actor(ctx), id, r))
+}
+
+// RebuildPreview answers GET /api/workspaces/{id}/rebuild-preview.
+func (h Workspaces) RebuildPreview(ctx context.Context, in *ByID) (*One[files.Preview], error) {
+	id, err := in.id()
+	if err != nil {
+		return nil, err
+	}
+	return OneOf(h.Files.RebuildPreview(ctx, Actor(ctx), id))
+}
+
+// Diagnostics answers GET /api/workspaces/{id}/diagnostics.
+func (h Workspaces) Diagnostics(ctx context.Context, in *ByID) (*One[workspace.Diagnostics], error) {
+	id, err := in.id()
+	if err != nil {
+		return nil, err
+	}
+	return OneOf(h.Service.Diagnose(ctx, Actor(ctx), id))
+}
+
 // Wake answers POST /api/workspaces/{id}/wake.
 func (h Workspaces) Wake(ctx context.Context, in *ByID) (*One[workspace.Workspace], error) {
 	id, err := in.id()

@@ -162,18 +162,24 @@ func (w *Console) ShowGitStatus(c echo.Context) error {
 		tab.Branch, tab.Upstream, tab.Ahead, tab.Behind, tab.Cut, tab.Operation = text(g.Branch), g.Upstream, g.Ahead, g.Behind, g.Truncated, g.Operation
 		tab.Head = g.Head[:min(len(g.Head), 12)]
 		for _, e := range g.Entries {
-			row := views.GitEntry{Path: e.Path, From: e.RenamedFrom, Staged: gitWords[e.Index], Unstaged: gitWords[e.Worktree]}
-			if e.Index == "?" {
-				row.Staged, row.Unstaged = "", "untracked"
-			}
-			if e.Conflict {
-				row.Unstaged = "conflict"
-			}
+			row := gitEntry(e)
 			row.DiffURL = address(p.Head.URL+"/diff", "path", asked) + "#" + views.DiffID(e.Path)
 			tab.Entries = append(tab.Entries, row)
 		}
 		return nil
 	})
+}
+
+// gitEntry is a path that differs, in words.
+func gitEntry(e files.GitEntry) views.GitEntry {
+	row := views.GitEntry{Path: e.Path, From: e.RenamedFrom, Staged: gitWords[e.Index], Unstaged: gitWords[e.Worktree]}
+	if e.Index == "?" {
+		row.Staged, row.Unstaged = "", "untracked"
+	}
+	if e.Conflict {
+		row.Unstaged = "conflict"
+	}
+	return row
 }
 
 // ShowDiff answers GET /workspaces/{id}/diff.
@@ -258,32 +264,18 @@ func hostOf(r ledger.Request) string {
 	return net.JoinHostPort(r.Host, strconv.Itoa(r.Port))
 }
 
-// DiagnoseWorkspace gives the facts of a workspace's last setup, redacted as they are kept: GET /workspaces/{id}/diagnostics.
+// DiagnoseWorkspace gives the facts of a workspace: GET /workspaces/{id}/diagnostics.
 func (w *Console) DiagnoseWorkspace(c echo.Context) error {
-	ctx, a := c.Request().Context(), actor(c)
 	at, err := id(c, "id")
 	if err != nil {
 		return err
 	}
-	s, err := w.Workspaces.Get(ctx, a, at)
+	d, err := w.Workspaces.Diagnose(c.Request().Context(), actor(c), at)
 	if err != nil {
 		return err
 	}
-	log, err := w.Workspaces.SetupLog(ctx, a, at)
-	if err != nil {
-		return err
-	}
-	for i := range log.Steps {
-		if out := &log.Steps[i].Output; len(*out) > diagnosticsOutput {
-			log.Steps[i].DroppedBytes += int64(len(*out) - diagnosticsOutput)
-			*out = strings.ToValidUTF8((*out)[len(*out)-diagnosticsOutput:], "")
-		}
-	}
-	return c.JSONPretty(http.StatusOK, map[string]any{"version": w.Version, "at": time.Now().UTC(), "request_id": requestID(c), "workspace": s, "setup": log}, "  ")
+	return c.JSONPretty(http.StatusOK, d, "  ")
 }
-
-// diagnosticsOutput is how much of a step's output diagnostics carry, in bytes: enough to see why, short enough to paste.
-const diagnosticsOutput = 4 << 10
 
 func requestID(c echo.Context) string { return c.Response().Header().Get(echo.HeaderXRequestID) }
 

@@ -22,6 +22,7 @@ import (
 	"managoat/internal/audit"
 	"managoat/internal/conversation"
 	"managoat/internal/conversation/conversationtest"
+	"managoat/internal/environment"
 	"managoat/internal/files"
 	"managoat/internal/identity/identitytest"
 	"managoat/internal/transcript"
@@ -173,6 +174,7 @@ func TestConsole(t *testing.T) {
 		"without JavaScript":                                                 withoutJavaScript,
 		"a conversation without JavaScript":                                  aConversationWithoutJavaScript,
 		"a machine parks and is woken":                                       aMachineParksAndIsWoken,
+		"a rebuild shows what is lost, and only then is offered":             aRebuildShowsWhatIsLost,
 		"a long conversation opens at its end":                               aLongConversationOpensAtItsEnd,
 		"a browser holds a few streams only":                                 aBrowserHoldsAFewStreamsOnly,
 		"pages give their streams back":                                      pagesGiveTheirStreamsBack,
@@ -443,6 +445,55 @@ func aMachineParksAndIsWoken(t *testing.T, s *site) {
 	s.Until("the machine to be up", func() bool {
 		return strings.Contains(v.get(page).doc.Find("#workspace-state").Text(), "parks in 1 h")
 	})
+}
+
+func aRebuildShowsWhatIsLost(t *testing.T, s *site) {
+	v := s.as(t, s.Owner)
+	env := s.Environment(nil)
+	ws := s.Ready(s.Workspace(env).ID)
+	page := "/workspaces/" + ws.ID.String()
+	if got := v.get(page).says(200).doc.Find(`#workspace-state a[href$="/rebuild"]`).Text(); got != "Rebuild…" {
+		t.Errorf("the way to a rebuild is %q", got)
+	}
+	if _, err := s.Environments.Update(t.Context(), s.Owner.Actor, env, func(in *environment.Input) error {
+		in.SetupScript, in.EnvVars = "echo again", map[string]string{"A": "b"}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	banner := v.get(page).says(200).doc.Find("#workspace-state .banner")
+	if got := text(banner); got != "Rebuild needed setup_script and env_vars changed since this machine was built.See what would be lost" {
+		t.Errorf("the banner says %q", got)
+	}
+	s.InMachine(ws.ID, "mkdir work; cd work; git init -q; git config user.name a; git config user.email a@example.com; echo x > x; git add x; git commit -qm 'only <here>'; echo more > new")
+	talk := s.Launch(conversation.CreateInput{AgentID: s.Agent(""), WorkspaceID: &ws.ID}).ID
+	s.Prompt(talk, "say working", "sleep 60000")
+	s.Until("the agent to work", func() bool { return s.Said(talk) == "working" })
+	p := v.get(banner.Find("a").AttrOr("href", "")).says(200, "setup_script and env_vars changed", "~/work", "1 untracked, 1 commit not pushed", "only <here>", "new", "Turns that end with it", "say working", "turn 1 running")
+	if p.doc.Find(`form[action$="/rebuild"] input[name=interrupt][required]`).Length() != 1 {
+		t.Error("the rebuild does not ask whether the turn may end")
+	}
+	p = v.post(page+"/rebuild").says(409, "1 running, 0 waiting", "Rebuild workspace")
+	if p.doc.Find(`form[action$="/rebuild"] [role=alert]`).Length() != 1 {
+		t.Error("the refusal does not stand at the button")
+	}
+	v.post(page+"/rebuild", "interrupt", "true").says(200, "setting up")
+	if turn := s.Ended(talk, 1); turn.Reason == nil || *turn.Reason != conversation.ByDestruction {
+		t.Errorf("the turn: %+v", turn)
+	}
+	v.get(page + "/rebuild") // refused while it is built, or offered after it
+	s.Ready(ws.ID)
+	p = v.get(page).says(200, "ready")
+	if p.doc.Find("#workspace-state .banner").Length() != 0 {
+		t.Errorf("it is still stale: %s", p.doc.Find("#workspace-state").Text())
+	}
+	v.get(page+"/rebuild").says(200, "No field of the environment changed", "No repository is on the machine")
+	if d := v.get(page + "/diagnostics"); d.status != 200 || !strings.Contains(d.body, `"kind": "setup"`) || !strings.Contains(d.body, `"version"`) || !strings.Contains(d.body, ws.ID.String()) {
+		t.Errorf("diagnostics: %d %s", d.status, d.body)
+	}
+	other := s.as(t, s.Account(t))
+	other.get(page + "/rebuild").says(404)
+	other.post(page+"/rebuild", "interrupt", "true").says(404)
 }
 
 func aConversationWithoutJavaScript(t *testing.T, s *site) {

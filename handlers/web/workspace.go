@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"managoat/internal/conversation"
 	"managoat/internal/environment"
+	"managoat/internal/files"
 	"managoat/internal/input"
 	"managoat/internal/machine"
 	"managoat/internal/refusal"
@@ -97,6 +99,12 @@ func (w *Console) workspaceHead(ctx context.Context, a tenant.Actor, s workspace
 	}
 	if s.WaitingReason != "" {
 		h.MachineNote = s.WaitingReason
+	}
+	if s.Status == workspace.Ready && !s.Implicit { // a failed one is retried, which is the same with nothing to lose
+		h.RebuildURL = h.URL + "/rebuild"
+	}
+	if s.MachineStatus == machine.Lost || s.Status == workspace.Deleting && s.WaitingReason != "" {
+		h.DiagnosticsURL = h.URL + "/diagnostics"
 	}
 	h.Use = machineUse(s.Use)
 	if s.EnvironmentID != nil {
@@ -287,6 +295,83 @@ func (w *Console) RetryWorkspace(c echo.Context) error {
 		return refuse(c, page, err)
 	}
 	return see(c, page, "")
+}
+
+// ShowRebuild shows what a rebuild would take with it, and offers it: GET /workspaces/{id}/rebuild.
+func (w *Console) ShowRebuild(c echo.Context) error {
+	return w.rebuild(c, http.StatusOK, views.RebuildPage{})
+}
+
+// RebuildWorkspace builds a workspace's machine anew: POST /workspaces/{id}/rebuild.
+func (w *Console) RebuildWorkspace(c echo.Context) error {
+	at, err := id(c, "id")
+	if err != nil {
+		return err
+	}
+	in := workspace.RebuildInput{Interrupt: c.FormValue("interrupt") != "", Fresh: c.FormValue("fresh") != ""}
+	if _, err = w.Workspaces.Rebuild(c.Request().Context(), actor(c), at, in); err == nil {
+		return see(c, "/workspaces/"+at.String(), "")
+	}
+	errs, status, err := formErrors(err)
+	if err != nil {
+		return err
+	}
+	return w.rebuild(c, status, views.RebuildPage{Fresh: in.Fresh, Interrupt: in.Interrupt, Errors: errs})
+}
+
+// rebuild shows the page of a rebuild. One that cannot be had is refused on it, and not offered.
+func (w *Console) rebuild(c echo.Context, status int, p views.RebuildPage) error {
+	ctx, a := c.Request().Context(), actor(c)
+	at, err := id(c, "id")
+	if err != nil {
+		return err
+	}
+	s, err := w.Workspaces.Get(ctx, a, at)
+	if err != nil {
+		return err
+	}
+	p.Page, p.Workspace = w.page(c, "Rebuild "+s.Name, "workspaces"), views.Link{Name: s.Name, URL: "/workspaces/" + at.String()}
+	preview, err := w.Files.RebuildPreview(ctx, a, at)
+	if r, refused := refusal.As(err); refused && r.Code != refusal.NotFound {
+		p.Problem = problem(err)
+		return html(c, r.Status(), views.Rebuild(p))
+	}
+	if err != nil {
+		return err
+	}
+	p.Fields, p.Note, p.Gone, p.DiskBytes = preview.ChangedFields, preview.Note, preview.Source == files.Gone, preview.DiskBytes
+	if preview.KnownAt != nil {
+		p.KnownAt = *preview.KnownAt
+	}
+	if s.MachineStatus == machine.Suspended && s.Status == workspace.Ready {
+		p.WakeURL = p.Workspace.URL + "/wake"
+	}
+	for _, t := range preview.Turns {
+		row := views.Row{Title: views.Link{Name: t.Title, URL: "/conversations/" + t.ConversationID.String() + "#end"}, Note: fmt.Sprintf("turn %d", t.TurnNumber),
+			Badge: views.Badge{State: views.StateWaiting, Label: "waiting"}}
+		if t.Status == workspace.TurnRunning {
+			row.Badge = views.Badge{State: views.StateRunning, Label: "running"}
+		}
+		p.Turns = append(p.Turns, row)
+	}
+	if preview.Work != nil {
+		p.Clean, p.Cut = preview.Work.Clean, preview.Work.Truncated
+		for _, r := range preview.Work.Repositories {
+			v := views.RepositoryWork{Path: short(r.Path), Branch: text(r.Branch), Operation: r.Operation, Staged: r.Staged, Unstaged: r.Unstaged, Untracked: r.Untracked,
+				Unpushed: r.Unpushed, Stashes: r.Stashes, Cut: r.Truncated, Error: r.Error}
+			if preview.Source == files.FromMachine && r.Error == "" && r.Staged+r.Unstaged+r.Untracked > 0 {
+				v.DiffURL, v.PatchURL = address(p.Workspace.URL+"/diff", "path", r.Path), address(p.Workspace.URL+"/patch", "path", r.Path)
+			}
+			for _, e := range r.Files {
+				v.Files = append(v.Files, gitEntry(e))
+			}
+			for _, commit := range r.Commits {
+				v.Commits = append(v.Commits, views.Commit{ID: commit.ID, Subject: commit.Subject})
+			}
+			p.Repositories = append(p.Repositories, v)
+		}
+	}
+	return html(c, status, views.Rebuild(p))
 }
 
 // WakeWorkspace starts a parked machine: POST /workspaces/{id}/wake.

@@ -38,6 +38,7 @@ const (
 	WorkspaceCreate  Action = "workspace.create"
 	WorkspaceUpdate  Action = "workspace.update"
 	WorkspaceRetry   Action = "workspace.retry"
+	WorkspaceRebuild Action = "workspace.rebuild"
 	WorkspaceDelete  Action = "workspace.delete"
 	WorkspaceWake    Action = "workspace.wake"
 	WorkspacePark    Action = "workspace.park"
@@ -66,5 +67,5 @@ var Actions = []Action{
 	PermissionAnswer,
 	SessionCreate, SessionDelete,
 	VaultCreate, VaultDelete, VaultDeleteSecret, VaultPutSecret, VaultUpdate, VaultUpdateSecret,
-	WorkspaceCreate, WorkspaceDelete, WorkspaceDispose, WorkspacePark, WorkspaceRetry, WorkspaceUpdate, WorkspaceWake,
+	WorkspaceCreate, WorkspaceDelete, WorkspaceDispose, WorkspacePark, WorkspaceRebuild, WorkspaceRetry, WorkspaceUpdate, WorkspaceWake,
 }

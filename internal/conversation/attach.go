@@ -43,7 +43,7 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	if p, err := t.here(ctx); p != nil || err != nil {
 		return p, err
 	}
-	up, err := t.machine(ctx)
+	up, err := t.up(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -83,28 +83,6 @@ func (t *turn) attempt(ctx context.Context) error {
 		}
 		return err
 	})
-}
-
-// machine makes sure that the workspace's machine is up. That it had to be woken is shown, and why it could not be.
-func (t *turn) machine(ctx context.Context) (*workspace.Up, error) {
-	start, woken := time.Now(), false
-	up, err := t.s.o.Workspaces.Ensure(ctx, t.c.TenantID, t.c.WorkspaceID, func(w workspace.Waiting) {
-		reason := ForMachine
-		if w.For == "setup" {
-			reason = ForSetup
-		} else if w.Step == "" { // else it may stay up
-			woken = true
-		}
-		t.waits(ctx, reason, w.Step)
-	})
-	stage := transcript.StageBody{Stage: "wake", State: "done", DurationMS: time.Since(start).Milliseconds()}
-	if r, ok := refusal.As(err); ok && r.Code != refusal.SetupFailed {
-		stage.State, stage.Reason, stage.Advice = "failed", string(r.Code), r.Message
-		t.stage(ctx, stage)
-	} else if err == nil && woken {
-		t.stage(ctx, stage)
-	}
-	return up, err
 }
 
 // here is the adapter that runs and that this server holds: whether its machine is still the workspace's, and up, is checked
@@ -441,7 +419,11 @@ func (t *turn) reattach(ctx context.Context) error {
 		return t.settle(ctx, e, nil)
 	}
 	orphan := func(reason string) error {
-		return lost(reason, "", ending{status: Interrupted, reason: ByInstanceRestart})
+		e := ending{status: Interrupted, reason: ByInstanceRestart}
+		if t.row.InterruptAsked != nil { // it was to end anyway
+			e.reason = t.reason(ctx)
+		}
+		return lost(reason, "", e)
 	}
 	a, err := readAdapter(t.c.Adapter)
 	if err != nil {

@@ -21,12 +21,13 @@ import (
 
 // Reasons why a turn was interrupted.
 const (
-	ByUser            = "user"                    // somebody interrupted it
-	ByWithdrawal      = "withdrawn"               // it was queued and taken back
-	ByTermination     = "conversation_terminated" // its conversation was ended
-	ByInstanceRestart = "instance_restarted"      // the server restarted and nothing of it could be found
-	ByEgressRestart   = "egress_restarted"        // the host's egress process ended, and with it the model's answer
-	ByParking         = workspace.MachineParked   // its machine parked under it, at the end of its lifetime
+	ByUser            = "user"                     // somebody interrupted it
+	ByWithdrawal      = "withdrawn"                // it was queued and taken back
+	ByTermination     = "conversation_terminated"  // its conversation was ended
+	ByInstanceRestart = "instance_restarted"       // the server restarted and nothing of it could be found
+	ByEgressRestart   = "egress_restarted"         // the host's egress process ended, and with it the model's answer
+	ByParking         = workspace.MachineParked    // its machine parked under it, at the end of its lifetime
+	ByDestruction     = workspace.MachineDestroyed // its machine is gone with its disk: rebuilt, or lost
 )
 
 // Values of title_source.
@@ -48,7 +49,7 @@ func (s *Service) Interrupt(ctx context.Context, actor tenant.Actor, id uuid.UUI
 			return err
 		}
 		if target.Status == Pending {
-			turn, err = s.withdraw(ctx, tx, target, ByWithdrawal)
+			turn, err = s.withdraw(ctx, tx, target.ID, ByWithdrawal)
 		} else {
 			turn, err = tx.AskInterrupt(ctx, "", target.ID)
 			tx.OnCommit(func() { s.ask(actor.TenantID, target.ID) })
@@ -92,11 +93,11 @@ func interruptible(ctx context.Context, tx db.Tx, id uuid.UUID, turnID *uuid.UUI
 }
 
 // withdraw ends a turn that waits. It was never shown to the agent, nor in the transcript.
-func (s *Service) withdraw(ctx context.Context, tx db.Tx, t queries.Turn, reason string) (queries.Turn, error) {
-	if _, err := tx.CancelTurnOperation(ctx, t.ID); err != nil {
+func (s *Service) withdraw(ctx context.Context, tx db.Tx, id uuid.UUID, reason string) (queries.Turn, error) {
+	if _, err := tx.CancelTurnOperation(ctx, id); err != nil {
 		return queries.Turn{}, err
 	}
-	return tx.EndTurn(ctx, queries.EndTurnParams{ID: t.ID, Status: Interrupted, Reason: reason, Usage: json.RawMessage("{}")})
+	return tx.EndTurn(ctx, queries.EndTurnParams{ID: id, Status: Interrupted, Reason: reason, Usage: json.RawMessage("{}")})
 }
 
 // Terminate ends a conversation: its turns, its adapter, its config home. The transcript stays. Ending one that has ended
@@ -153,7 +154,7 @@ func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c
 	running := false
 	for _, t := range open {
 		if t.Status == Pending {
-			_, err = s.withdraw(ctx, tx, t, ByTermination)
+			_, err = s.withdraw(ctx, tx, t.ID, ByTermination)
 		} else {
 			running = true
 			_, err = tx.AskInterrupt(ctx, "", t.ID)

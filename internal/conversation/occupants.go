@@ -12,19 +12,56 @@ import (
 	"managoat/internal/tenant"
 	"managoat/internal/transcript"
 	"managoat/internal/workspace"
+	"managoat/queries"
 )
 
 // What a workspace asks about the conversations in it: the methods of workspace.Occupants.
 
 var _ workspace.Occupants = (*Service)(nil)
 
-// OpenTurns counts the turns that run and wait in a workspace.
-func (s *Service) OpenTurns(ctx context.Context, tenantID, workspaceID uuid.UUID) (running, pending int, err error) {
-	n, err := s.db.Tenant(tenantID).CountOpenTurns(ctx, workspaceID)
-	if err != nil {
-		return 0, 0, fmt.Errorf("count open turns: %w", err)
+// HoldTurns locks the conversations of a workspace in which turns run or wait.
+func (s *Service) HoldTurns(ctx context.Context, tx db.Tx, workspaceID uuid.UUID) ([]uuid.UUID, error) {
+	return tx.HoldOpenTurns(ctx, workspaceID)
+}
+
+// OpenTurns are the turns that run and wait in a workspace.
+func (s *Service) OpenTurns(ctx context.Context, q *queries.Queries, workspaceID uuid.UUID) ([]workspace.OpenTurn, error) {
+	rows, err := q.OpenTurnsOfWorkspace(ctx, workspaceID)
+	turns := make([]workspace.OpenTurn, len(rows))
+	for i, r := range rows {
+		turns[i] = workspace.OpenTurn{ConversationID: r.ConversationID, Title: r.Title, TurnID: r.ID, TurnNumber: int(r.TurnNumber), Status: r.Status, Sent: r.Sent}
 	}
-	return int(n.Running), int(n.Pending), nil
+	return turns, err
+}
+
+// EndTurns ends turns of conversations that are locked: those that wait are withdrawn, those that run asked to end.
+func (s *Service) EndTurns(ctx context.Context, tx db.Tx, tenantID uuid.UUID, turns []workspace.OpenTurn, reason string) error {
+	var told uuid.UUID
+	for _, t := range turns {
+		var err error
+		if t.Status == Pending {
+			_, err = s.withdraw(ctx, tx, t.TurnID, reason)
+		} else {
+			_, err = tx.AskInterrupt(ctx, reason, t.TurnID)
+			tx.OnCommit(func() { s.ask(tenantID, t.TurnID) })
+		}
+		if err != nil {
+			return fmt.Errorf("end turn %s: %w", t.TurnID, err)
+		}
+		if t.ConversationID != told {
+			told = t.ConversationID
+			if err := s.tell(ctx, tx, tenantID, told); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// EndingTurns counts the turns of a workspace that run and were asked to end.
+func (s *Service) EndingTurns(ctx context.Context, tenantID, workspaceID uuid.UUID) (int, error) {
+	n, err := s.db.Tenant(tenantID).CountEndingTurns(ctx, workspaceID)
+	return int(n), err
 }
 
 // InterruptTurns asks the turns that are on a workspace's machine to end, for a reason that each will carry, and tells how

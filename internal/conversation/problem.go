@@ -29,6 +29,7 @@ const (
 	CodeStopped           = "stopped"               // the agent stopped for a reason that is not the end of its turn
 	CodeImagesUnsupported = "images_not_supported"  // the runtime takes no images
 	CodeMachineGone       = "sandbox_unreachable"   // the connection to the machine was lost for good
+	CodeMachineLostAgain  = "machine_lost_again"    // the machine was lost, and soon after it had been built again for the conversation
 	CodeDirectory         = "cwd_not_allowed"       // links lead the working directory elsewhere
 	CodeDisk              = "disk_full"             // the machine's disk is full
 )

@@ -271,7 +271,9 @@ func (p *process) reconnect() error {
 	for {
 		up, err := p.s.o.Workspaces.Peek(ctx, p.tenant, p.workspace)
 		switch {
-		case err == nil && (up.MachineID != p.machine || up.Guest.Hello().BootID != p.boot):
+		case err == nil && up.MachineID != p.machine:
+			return errMachineGone
+		case err == nil && up.Guest.Hello().BootID != p.boot:
 			return errMachineRestarted
 		case err == nil:
 			p.mu.Lock()
@@ -279,7 +281,13 @@ func (p *process) reconnect() error {
 			p.mu.Unlock()
 			return nil
 		case refusal.Is(err, refusal.SandboxNotReady):
-			return errMachineRestarted
+			gone, err := p.s.o.Workspaces.Gone(ctx, p.tenant, p.machine)
+			if err == nil && gone {
+				return errMachineGone
+			}
+			if err == nil {
+				return errMachineRestarted
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -289,8 +297,11 @@ func (p *process) reconnect() error {
 	}
 }
 
-// errMachineRestarted says that the machine was stopped, and the adapter with it.
-var errMachineRestarted = errors.New("the machine was stopped")
+// What became of the machine, and of the adapter with it.
+var (
+	errMachineRestarted = errors.New("the machine was stopped")
+	errMachineGone      = errors.New("the machine is gone")
+)
 
 // killAdapter ends an adapter's whole tree and forgets its command. What the guest does not know is gone already.
 func killAdapter(ctx context.Context, g *guest.Client, execID string) error {

@@ -541,7 +541,7 @@ func (p *process) end() {
 			p.s.log.Warn("store an adapter's last output", "conversation", p.id, "error", err)
 		}
 	}
-	if p.exit != nil || errors.Is(p.broken, errMachineRestarted) {
+	if p.exit != nil || errors.Is(p.broken, errMachineRestarted) || errors.Is(p.broken, errMachineGone) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), lastWrites)
 		defer cancel()
 		if err := p.s.dropAdapter(ctx, p.tenant, p.id, p.committed); err != nil {
@@ -565,6 +565,8 @@ func (p *process) endError() error {
 		return p.exitFailure()
 	case errors.Is(p.broken, errMachineRestarted):
 		return fail(CodeMachineGone, "The machine was stopped while the agent worked. Send the prompt again: it wakes the machine.").because(p.broken)
+	case errors.Is(p.broken, errMachineGone):
+		return fail(CodeMachineGone, "The machine is gone, with its disk. Send the prompt again: it goes to a new machine.").because(p.broken)
 	case p.broken != nil:
 		return fail(CodeMachineGone, "The connection to the machine was lost. Its disk is untouched: send the prompt again.").because(p.broken)
 	}

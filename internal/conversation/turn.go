@@ -47,7 +47,9 @@ type turn struct {
 	asked   chan struct{} // closed when somebody asks to interrupt it
 
 	begun    bool        // it runs, and the transcript has its prompt
+	machine  uuid.UUID   // on which it is being made ready; uuid.Nil: it waits for one
 	moved    bool        // the adapter that this server holds is not on the workspace's machine as it is now
+	rebuilds bool        // it had a lost machine built again
 	stopping atomic.Bool // the agent was told to stop
 	spoke    bool        // the pump's: its first token came
 
@@ -190,21 +192,20 @@ func (t *turn) drive(ctx context.Context) error {
 }
 
 // prompted makes the runtime ready and gives it the prompt. One that ends before it read the prompt is started once more,
-// and the transcript says so.
+// and the transcript says so. A machine that goes meanwhile takes nothing with it: the prompt goes to the next one.
 func (t *turn) prompted(ctx context.Context) (*process, error) {
-	for attempt := 1; ; attempt++ {
+	for attempt := 1; ; {
 		p, err := t.attached(ctx)
 		if err == nil {
+			t.machine = p.machine
 			err = t.send(ctx, p)
-		}
-		if errors.Is(err, errMoved) {
-			t.moved = true
-			if p, err = t.attached(ctx); err == nil {
-				err = t.send(ctx, p)
-			}
 		}
 		if err == nil || ctx.Err() != nil {
 			return p, err
+		}
+		if errors.Is(err, errMoved) || t.lost(ctx, err) {
+			t.moved = true
+			continue
 		}
 		f := failureOf(err)
 		if f.problem.Code != CodeAdapterCrashed || attempt == crashAttempts {
@@ -216,7 +217,20 @@ func (t *turn) prompted(ctx context.Context) (*process, error) {
 		}
 		t.stage(ctx, transcript.StageBody{Stage: "session", State: "failed", Reason: CodeAdapterCrashed, Detail: detail})
 		t.notice(ctx, "adapter_relaunched", f.problem.Message+" It had not read the prompt, so it is started once more.")
+		attempt++
 	}
+}
+
+// lost tells whether the turn failed because the machine that it was made ready on is gone.
+func (t *turn) lost(ctx context.Context, err error) bool {
+	if t.machine == uuid.Nil || errors.Is(err, errInterrupted) || errors.Is(err, errWithdrawn) || errors.Is(err, errFenced) || db.Away(err) {
+		return false
+	}
+	gone, err := t.s.o.Workspaces.Gone(ctx, t.c.TenantID, t.machine)
+	if err != nil {
+		t.s.log.Warn("look what became of a machine", "machine", t.machine, "error", err)
+	}
+	return gone
 }
 
 // attached is attach that ends when somebody interrupts the turn.
@@ -437,6 +451,9 @@ func (p *process) cut(e ending) ending {
 
 // ending is how a turn ends whose runtime has ended, or cannot be reached any more.
 func (p *process) ending() ending {
+	if errors.Is(p.broken, errMachineGone) {
+		return ending{status: Interrupted, reason: ByDestruction}
+	}
 	return failed(failureOf(p.endError()))
 }
 
@@ -525,6 +542,11 @@ func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf)
 	if e.exitCode != nil {
 		code := int32(*e.exitCode)
 		end.ExitCode = &code
+	}
+	if e.problem != nil && e.problem.Code == CodeMachineLostAgain {
+		if err := tx.ForgetRebuild(ctx, c.ID); err != nil { // the next prompt has it built again
+			return err
+		}
 	}
 	resolved, err := tx.ResolvePermissionRequests(ctx, queries.ResolvePermissionRequestsParams{TurnID: t.row.ID, Outcome: cancelled, AnsweredBy: "system"})
 	if err != nil {

@@ -44,9 +44,11 @@ type Service struct {
 	occupants  workspace.Occupants
 }
 
-// New makes the service.
+// New makes the service, which from then on is asked what lies on the disk of a machine before it parks.
 func New(workspaces *workspace.Service, occupants workspace.Occupants) *Service {
-	return &Service{workspaces, occupants}
+	s := &Service{workspaces, occupants}
+	workspaces.UseSurvey(s.survey)
+	return s
 }
 
 // disk is a machine that is up, and what may be read of it.
@@ -69,16 +71,28 @@ func (s *Service) open(ctx context.Context, actor tenant.Actor, id uuid.UUID, p 
 	if err != nil {
 		return nil, "", err
 	}
-	live, err := s.occupants.LiveDirs(ctx, actor.TenantID, id)
+	d, err := s.disk(ctx, actor.TenantID, up)
 	if err != nil {
-		return nil, "", fmt.Errorf("look for the conversations' directories: %w", err)
+		return nil, "", err
 	}
-	secrets, err := s.occupants.LiveSecrets(ctx, actor.TenantID, id)
+	if !d.within(p) {
+		return nil, "", d.refuse(&guest.FileError{Code: guest.ErrOutside, Path: p}, p)
+	}
+	return d, p, nil
+}
+
+// disk is what may be read of a machine that is up, and what is masked of it.
+func (s *Service) disk(ctx context.Context, tenantID uuid.UUID, up *workspace.Up) (*disk, error) {
+	live, err := s.occupants.LiveDirs(ctx, tenantID, up.WorkspaceID)
 	if err != nil {
-		return nil, "", fmt.Errorf("look for the conversations' credentials: %w", err)
+		return nil, fmt.Errorf("look for the conversations' directories: %w", err)
+	}
+	secrets, err := s.occupants.LiveSecrets(ctx, tenantID, up.WorkspaceID)
+	if err != nil {
+		return nil, fmt.Errorf("look for the conversations' credentials: %w", err)
 	}
 	d := &disk{Up: up, roots: []string{guest.Home}, trouble: func() string {
-		return s.workspaces.Trouble(context.WithoutCancel(ctx), actor.TenantID, up.MachineID)
+		return s.workspaces.Trouble(context.WithoutCancel(ctx), tenantID, up.MachineID)
 	}}
 	for _, root := range slices.Concat(up.Repositories, live) {
 		if !slices.Contains(d.roots, root) {
@@ -90,10 +104,7 @@ func (s *Service) open(ctx context.Context, actor tenant.Actor, id uuid.UUID, p 
 	}
 	d.redact = transcript.NewRedactor(slices.DeleteFunc(secrets, secret.Value.Empty)...)
 	d.gate = transcript.NewGate(d.redact)
-	if !d.within(p) {
-		return nil, "", d.refuse(&guest.FileError{Code: guest.ErrOutside, Path: p}, p)
-	}
-	return d, p, nil
+	return d, nil
 }
 
 // place makes a path absolute. A relative one starts at the home.

@@ -38,9 +38,9 @@ const (
 	liveSecret = "hush-of-a-conversation-token"
 )
 
-func newDesk(t *testing.T, change func(*workspacetest.World, *environment.Input)) *desk {
+func newDesk(t *testing.T, change func(*workspacetest.World, *environment.Input), options ...workspacetest.Option) *desk {
 	t.Helper()
-	w := workspacetest.New(t)
+	w := workspacetest.New(t, options...)
 	w.Occupants.Set(nil, secret.New(liveSecret))
 	in := environment.New()
 	in.Name = "env"
@@ -58,7 +58,7 @@ func newDesk(t *testing.T, change func(*workspacetest.World, *environment.Input)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); err != nil {
+	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{}); err != nil {
 		t.Fatal(err)
 	}
 	return &desk{World: w, Service: files.New(w.Workspaces, w.Occupants), id: ws.ID}

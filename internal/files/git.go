@@ -75,6 +75,11 @@ func (s *Service) repository(ctx context.Context, actor tenant.Actor, id uuid.UU
 	if err != nil {
 		return nil, err
 	}
+	return d.repository(ctx, p)
+}
+
+// repository finds the repository of an absolute path.
+func (d *disk) repository(ctx context.Context, p string) (*repository, error) {
 	r := &repository{disk: d, asked: p, config: inert}
 	if err := r.locate(ctx, p); err != nil {
 		return nil, err
@@ -288,25 +293,40 @@ func (s *Service) GitStatus(ctx context.Context, actor tenant.Actor, id uuid.UUI
 	if r.absent {
 		return GitStatus{}, r.refuse(&guest.FileError{Code: guest.ErrNotFound}, r.asked)
 	}
-	out, more, err := r.git(ctx, "", maxStatus, gitTimeout,
-		append([]string{"status", "--porcelain=v2", "-z", "--branch", "--find-renames", "--untracked-files=" + untracked, "--"}, r.only...)...)
+	parsed, more, err := r.status(ctx, "--untracked-files="+untracked)
 	if err != nil {
 		return GitStatus{}, err
 	}
-	parsed := parsePorcelain(string(out))
-	st := GitStatus{
-		Path: r.gate.String(r.top), Head: parsed.oid, Upstream: r.gate.String(parsed.upstream), Ahead: parsed.ahead, Behind: parsed.behind,
-		Operation: r.state, Entries: []GitEntry{}, Truncated: more || len(parsed.entries) > MaxEntries,
+	return GitStatus{
+		Path: r.gate.String(r.top), Branch: r.branch(parsed), Head: parsed.oid, Upstream: r.gate.String(parsed.upstream), Ahead: parsed.ahead, Behind: parsed.behind,
+		Operation: r.state, Entries: r.entries(parsed, MaxEntries), Truncated: more || len(parsed.entries) > MaxEntries,
+	}, nil
+}
+
+// status reads the state of the repository. more: there is more than was read.
+func (r *repository) status(ctx context.Context, flags ...string) (p porcelain, more bool, err error) {
+	args := slices.Concat([]string{"status", "--porcelain=v2", "-z", "--branch", "--find-renames"}, flags, []string{"--"}, r.only)
+	out, more, err := r.git(ctx, "", maxStatus, gitTimeout, args...)
+	return parsePorcelain(string(out)), more, err
+}
+
+// branch is the name of the branch; nil when detached.
+func (r *repository) branch(p porcelain) *string {
+	if p.branch == "" {
+		return nil
 	}
-	if parsed.branch != "" {
-		branch := r.gate.String(parsed.branch)
-		st.Branch = &branch
-	}
-	for _, e := range parsed.entries[:min(len(parsed.entries), MaxEntries)] {
+	name := r.gate.String(p.branch)
+	return &name
+}
+
+// entries are the first of what differs.
+func (r *repository) entries(p porcelain, most int) []GitEntry {
+	all := []GitEntry{}
+	for _, e := range p.entries[:min(len(p.entries), most)] {
 		e.Path, e.RenamedFrom = r.gate.String(e.Path), r.gate.String(e.RenamedFrom)
-		st.Entries = append(st.Entries, e)
+		all = append(all, e)
 	}
-	return st, nil
+	return all
 }
 
 // DiffInput says what to compare.

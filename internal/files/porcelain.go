@@ -23,6 +23,7 @@ type porcelain struct {
 	upstream string
 	ahead    int
 	behind   int
+	stashes  int // where they were asked for
 	entries  []GitEntry
 }
 
@@ -90,6 +91,8 @@ func (p *porcelain) header(line string) {
 		ahead, behind, _ := strings.Cut(value, " ")
 		p.ahead, _ = strconv.Atoi(strings.TrimPrefix(ahead, "+"))
 		p.behind, _ = strconv.Atoi(strings.TrimPrefix(behind, "-"))
+	case "stash":
+		p.stashes, _ = strconv.Atoi(value)
 	}
 }
 

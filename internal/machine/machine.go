@@ -306,13 +306,10 @@ func (s *Service) Wake(ctx context.Context, h *operation.Held, prepare func(cont
 	if errors.Is(err, operation.ErrLost) || ctx.Err() != nil {
 		return err // nothing is known of the machine: whoever goes on will see
 	}
-	cause := map[string]string{"code": string(sandbox.ClassOf(err)), "message": Reason(err)}
-	raw, _ := json.Marshal(cause)
-	fail := func(ctx context.Context, fn func(db.Tx) error) error { return h.Fail(ctx, cause, fn) }
-	ended := s.told(ctx, h, fail, func(tx db.Tx) error {
-		if sandbox.Lost(err) {
-			return tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(Lost), Error: raw})
-		}
+	if sandbox.Lost(err) {
+		return s.lose(ctx, h, row, err)
+	}
+	ended := s.failed(ctx, h, err, func(tx db.Tx, raw json.RawMessage) error {
 		_, err := tx.ParkMachine(ctx, raw, row.ID)
 		return err
 	})
@@ -321,6 +318,25 @@ func (s *Service) Wake(ctx context.Context, h *operation.Held, prepare func(cont
 	}
 	s.log.Warn("a machine did not wake", "machine", row.ID, "workspace", row.WorkspaceID, "error", err)
 	return nil
+}
+
+// failed ends an operation of which a provider failed; fn writes what has become of the machine, with the cause.
+func (s *Service) failed(ctx context.Context, h *operation.Held, err error, fn func(tx db.Tx, cause json.RawMessage) error) error {
+	cause := map[string]string{"code": string(sandbox.ClassOf(err)), "message": Reason(err)}
+	raw, merr := json.Marshal(cause)
+	if merr != nil {
+		return merr
+	}
+	fail := func(ctx context.Context, fn func(db.Tx) error) error { return h.Fail(ctx, cause, fn) }
+	return s.told(ctx, h, fail, func(tx db.Tx) error { return fn(tx, raw) })
+}
+
+// lose ends an operation whose machine its provider has lost.
+func (s *Service) lose(ctx context.Context, h *operation.Held, row queries.Machine, err error) error {
+	s.log.Warn("a machine is lost", "machine", row.ID, "workspace", row.WorkspaceID, "error", err)
+	return s.failed(ctx, h, err, func(tx db.Tx, cause json.RawMessage) error {
+		return tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(Lost), Error: cause})
+	})
 }
 
 func (s *Service) wake(ctx context.Context, h *operation.Held, row queries.Machine, prepare func(context.Context, *guest.Client) error) error {
@@ -358,7 +374,10 @@ func (s *Service) Ready(ctx context.Context, h *operation.Held, id uuid.UUID, mo
 func (s *Service) ready(ctx context.Context, h *operation.Held, p sandbox.Provider, id uuid.UUID, ref string, more func(db.Tx) error) error {
 	disk := s.use(ctx, p, ref).DiskBytes
 	return s.told(ctx, h, h.End, func(tx db.Tx) error {
-		if err := tx.ReadyMachine(ctx, disk, id); err != nil || more == nil {
+		if err := tx.ReadyMachine(ctx, disk, id); err != nil {
+			return err
+		}
+		if err := tx.DropMachineWork(ctx, id); err != nil || more == nil { // from now on it changes
 			return err
 		}
 		return more(tx)
@@ -389,6 +408,9 @@ func (s *Service) Destroy(ctx context.Context, h *operation.Held, row queries.Ma
 		return err
 	}
 	return s.write(ctx, h, func(tx db.Tx) error {
+		if err := tx.DropMachineWork(ctx, row.ID); err != nil {
+			return err
+		}
 		return tx.EndMachine(ctx, queries.EndMachineParams{ID: row.ID, Status: string(status), Error: row.Error})
 	})
 }
@@ -421,16 +443,23 @@ func (s *Service) remove(ctx context.Context, p sandbox.Provider, id uuid.UUID, 
 }
 
 // Park stops a machine, keeps its disk, and ends the operation. The operation's payload is why; it is kept as the machine's
-// error.
-func (s *Service) Park(ctx context.Context, h *operation.Held) error {
+// error. work is what was seen on its disk, nil: nothing was.
+func (s *Service) Park(ctx context.Context, h *operation.Held, work json.RawMessage) error {
 	row, p, err := s.here(ctx, h.TenantID, h.MachineID)
 	if err != nil {
 		return err
 	}
-	if err := s.stop(ctx, p, row); err != nil {
+	if err := s.stop(ctx, p, row); sandbox.Lost(err) {
+		return s.lose(ctx, h, row, err)
+	} else if err != nil {
 		return err
 	}
 	return s.told(ctx, h, h.End, func(tx db.Tx) error {
+		if work != nil {
+			if err := tx.PutMachineWork(ctx, row.ID, work); err != nil {
+				return err
+			}
+		}
 		_, err := tx.ParkMachine(ctx, h.Payload, row.ID)
 		return err
 	})

@@ -175,6 +175,9 @@ func (s *Service) look(ctx context.Context, ref db.Ref, what look) error {
 	return nil
 }
 
+// DiskFull is the code of why such a machine parks.
+const DiskFull = "disk_full"
+
 // parkFull parks a machine whose disk is full. Its provider has frozen it, so everything on it waits for ever; stopped, it
 // says why, and the next prompt starts it with a little room to delete in.
 func (s *Service) parkFull(ctx context.Context, row queries.Machine, stats sandbox.Stats) error {
@@ -187,7 +190,7 @@ func (s *Service) parkFull(ctx context.Context, row queries.Machine, stats sandb
 		if err != nil || n == 0 {
 			return err
 		}
-		cause := map[string]string{"code": "disk_full", "message": diskFull(stats)}
+		cause := map[string]string{"code": DiskFull, "message": diskFull(stats)}
 		_, err = operation.Insert(ctx, tx, row.TenantID, uuid.Must(uuid.NewV7()), operation.Park, row.WorkspaceID, row.ID, cause)
 		return err
 	})
@@ -269,6 +272,11 @@ func (s *Service) reap(ctx context.Context, p sandbox.Provider, info sandbox.Inf
 		return err
 	case Status(row.Status) != Terminated && Status(row.Status) != Failed:
 		return nil
+	case row.Transition == "destroying":
+		// The setup of the one in its place removes it, when the turns on it have ended.
+		if _, err := s.db.Tenant(tenantID).OpenMachineOperation(ctx, row.WorkspaceID); !db.NotFound(err) {
+			return err
+		}
 	}
 	s.log.Info("a machine that nobody needs is removed", "machine", id, "workspace", info.Labels[sandbox.LabelWorkspace])
 	return s.remove(ctx, p, id, info.ID)

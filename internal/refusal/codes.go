@@ -129,7 +129,7 @@ var table = map[Code]Entry{
 	WorkspaceDeleting:         {Status: 409, Meaning: "The workspace is being deleted."},
 	ImplicitWorkspace:         {Status: 422, Meaning: "This is a conversation's own machine: act on the conversation."},
 	RebuildInProgress:         {Status: 409, Meaning: "A rebuild or setup runs already."},
-	TurnsRunning:              {Status: 409, Meaning: "Turns run or wait in this workspace; pass interrupt: true to end them.", Fields: []string{"turns"}},
+	TurnsRunning:              {Status: 409, Meaning: "Turns run or wait in this workspace; pass interrupt: true to end them.", Fields: []string{"running", "pending", "turns"}},
 	ProviderDisabled:          {Status: 422, Meaning: "This instance does not offer that sandbox provider.", Fields: []string{"provider", "enabled"}},
 	ProviderUnable:            {Status: 422, Meaning: "The provider cannot do this on this host; the message says what is missing.", Fields: []string{"provider"}},
 	SandboxNotReady:           {Status: 409, Meaning: "The machine is not up; reads never wake it.", Fields: []string{"status"}},

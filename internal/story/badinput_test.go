@@ -145,6 +145,21 @@ func TestAFailedWorkspaceIsRetriedWithItsEnvironmentAsItIsNow(t *testing.T) {
 	if no := a.refused("POST", "/api/workspaces/"+w.ID+"/retry", nil); no.Status != 409 || no.Code != "workspace_not_failed" {
 		t.Errorf("a retry of a ready workspace: %+v", no)
 	}
+	// A rebuild applies the next edit, and says before what it takes with it.
+	a.do("PATCH", "/api/environments/"+env, body{"setup_script": "echo 'rebuilt'"})
+	for verb, want := range map[string]string{"show": "stale: setup_script", "rebuild-preview": "applies setup_script\n"} {
+		if stdout, stderr, code := a.cli("workspace", verb, "mended"); code != 0 || !strings.Contains(stdout, want) {
+			t.Errorf("%s: exit %d, %s%s", verb, code, stdout, stderr)
+		}
+	}
+	out, wait = a.follow("workspace", "rebuild", "mended", "--interrupt", "-f")
+	if code := wait(); code != 0 || !strings.Contains(out.String(), "rebuilt\n✓ ready\n") {
+		t.Fatalf("exit %d\n%s", code, out)
+	}
+	again := get[Workspace](a, "/api/workspaces/"+w.ID)
+	if again.Status != "ready" || *again.SandboxID == *w.SandboxID {
+		t.Errorf("rebuilt: %+v", again)
+	}
 }
 
 func TestAdaptersThatCrashBeforeThePromptFailTheirTurnWithTheirLastWords(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"managoat/internal/input"
 	"managoat/internal/machine"
 	"managoat/internal/refusal"
+	"managoat/internal/secret"
 	"managoat/internal/stream"
 	"managoat/internal/tenant"
 	"managoat/internal/workspace"
@@ -153,7 +154,7 @@ func TestAnotherAccountSeesNothingOfAWorkspace(t *testing.T) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
-	if _, err := w.Workspaces.Ensure(ctx, stranger.TenantID, ws.ID, nil); code(err) != refusal.WorkspaceNotFound {
+	if _, err := w.Workspaces.Ensure(ctx, stranger.TenantID, ws.ID, workspace.Caller{}); code(err) != refusal.WorkspaceNotFound {
 		t.Errorf("ensure: %v", err)
 	}
 	if list, err := w.Workspaces.List(ctx, stranger, true, input.Page{}); err != nil || len(list.Items) != 0 {
@@ -244,7 +245,7 @@ func TestAnImplicitWorkspaceTellsItsConversationAndEndsWithIt(t *testing.T) {
 	w := workspacetest.New(t)
 	env := makeEnvironment(t, w, script("echo for the conversation"))
 	id := implicitWorkspace(t, w, &env.ID)
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, workspace.Caller{})
 	if err != nil || !up.Implicit {
 		t.Fatal(up, err)
 	}
@@ -360,7 +361,7 @@ func TestPromptsAndARetryTogetherStartOneSetup(t *testing.T) {
 				_, errs[i] = w.Workspaces.Retry(t.Context(), w.Owner.Actor, ws.ID, workspace.RetryInput{})
 				return
 			}
-			_, errs[i] = w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, func(x workspace.Waiting) { waited[i] = append(waited[i], x) })
+			_, errs[i] = w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{Progress: func(x workspace.Waiting) { waited[i] = append(waited[i], x) }})
 		})
 	}
 	wg.Wait()
@@ -405,7 +406,7 @@ func TestAPromptWaitsForTheSetupAndGetsTheMachine(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -464,36 +465,70 @@ func TestStaleNamesTheFieldsThatChangedAndClearsWhenTheyAreBack(t *testing.T) {
 	t.Parallel()
 	w := workspacetest.New(t)
 	env := makeEnvironment(t, w, func(in *environment.Input) { in.EnvVars = map[string]string{"A": "1"} })
-	ws := ready(t, w, create(t, w, env).ID)
+	ws, other := ready(t, w, create(t, w, env).ID), ready(t, w, create(t, w, env).ID)
 	seen := len(events[workspace.StatusBody](t, w, stream.WorkspaceStatus, ws.ID))
-	for _, c := range []struct {
-		edit  func(*environment.Input) error
-		want  []string
-		event bool
-	}{
-		{func(in *environment.Input) error { in.Metadata = map[string]any{"x": "y"}; return nil }, []string{}, false},
-		{func(in *environment.Input) error { in.EnvVars = map[string]string{"A": "2"}; return nil }, []string{"env_vars"}, true},
-		{func(in *environment.Input) error { in.EnvVars = map[string]string{"A": "3"}; return nil }, []string{"env_vars"}, true},
-		{func(in *environment.Input) error { in.SetupScript = "true"; return nil }, []string{"setup_script", "env_vars"}, true},
-		{func(in *environment.Input) error {
-			in.SetupScript, in.EnvVars = "", map[string]string{"A": "1"}
-			return nil
-		}, []string{}, true},
-	} {
-		if _, err := w.Environments.Update(t.Context(), w.Owner.Actor, env.ID, c.edit); err != nil {
+	check := func(what string, edit func(*environment.Input), event bool, want ...string) {
+		t.Helper()
+		if _, err := w.Environments.Update(t.Context(), w.Owner.Actor, env.ID, func(in *environment.Input) error { edit(in); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
-		if err != nil || !slices.Equal(got.ChangedFields, c.want) || got.Stale != (len(c.want) > 0) {
-			t.Errorf("changed fields %v, stale %v, %v; want %v", got.ChangedFields, got.Stale, err, c.want)
+		if err != nil || !slices.Equal(got.ChangedFields, want) || got.Stale != (len(want) > 0) {
+			t.Errorf("%s: changed fields %v, stale %v, %v; want %v", what, got.ChangedFields, got.Stale, err, want)
 		}
 		all := events[workspace.StatusBody](t, w, stream.WorkspaceStatus, ws.ID)
-		if added := len(all) - seen; added != map[bool]int{true: 1}[c.event] {
-			t.Errorf("%d events for %v", added, c.want)
-		} else if c.event && !slices.Equal(all[len(all)-1].ChangedFields, c.want) {
-			t.Errorf("the event says %+v, want %v", all[len(all)-1], c.want)
+		if added := len(all) - seen; added != map[bool]int{true: 1}[event] {
+			t.Errorf("%s: %d events", what, added)
+		} else if event && (!slices.Equal(all[len(all)-1].ChangedFields, want) || all[len(all)-1].Stale != (len(want) > 0)) {
+			t.Errorf("%s: the event says %+v", what, all[len(all)-1])
 		}
 		seen = len(all)
+	}
+	none := []string{}
+	as := func(edits ...func(*environment.Input)) func(*environment.Input) { // the environment as it was built, edited
+		return func(in *environment.Input) {
+			name, metadata := in.Name, in.Metadata
+			*in = env.Input
+			in.Name, in.Metadata = name, metadata
+			for _, edit := range edits {
+				edit(in)
+			}
+		}
+	}
+	check("its name", func(in *environment.Input) { in.Name = "another name" }, false, none...)
+	check("its metadata", func(in *environment.Input) { in.Metadata = map[string]any{"x": "y"} }, false, none...)
+	if _, err := w.Environments.PutSecret(t.Context(), w.Owner.Actor, env.ID, environment.SecretInput{Key: "S", Value: secret.New("a secret value")}); err != nil {
+		t.Fatal(err)
+	}
+	check("a secret", func(*environment.Input) {}, false, none...)
+	for field, edit := range map[string]func(*environment.Input){
+		"repositories": func(in *environment.Input) {
+			in.Repositories = []environment.Repository{{URL: "https://example.com/a.git", MountPath: "/home/sprite/a"}}
+		},
+		"packages":              func(in *environment.Input) { in.Packages.Apt = []string{"ripgrep"} },
+		"setup_script":          func(in *environment.Input) { in.SetupScript = "true" },
+		"setup_timeout_seconds": func(in *environment.Input) { in.SetupTimeoutSeconds++ },
+		"env_vars":              func(in *environment.Input) { in.EnvVars = map[string]string{"A": "2"} },
+		"networking_type":       func(in *environment.Input) { in.NetworkingType = "limited" },
+		"networking_config": func(in *environment.Input) {
+			in.NetworkingConfig.AllowedHosts = []string{"example.com"}
+		},
+	} {
+		check(field, as(edit), true, field)
+		check(field+" put back", as(), true, none...)
+	}
+	check("a value", func(in *environment.Input) { in.EnvVars = map[string]string{"A": "2"} }, true, "env_vars")
+	check("the value again", func(in *environment.Input) { in.EnvVars = map[string]string{"A": "3"} }, true, "env_vars")
+	check("another field too", func(in *environment.Input) { in.SetupScript = "true" }, true, "setup_script", "env_vars")
+	// Each workspace of the environment tells its own: what the other one was built from is another moment's.
+	if _, err := w.Workspaces.Rebuild(t.Context(), w.Owner.Actor, other.ID, workspace.RebuildInput{}); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, w, other.ID)
+	check("one field back", func(in *environment.Input) { in.SetupScript = "" }, true, "env_vars")
+	all := events[workspace.StatusBody](t, w, stream.WorkspaceStatus, other.ID)
+	if got := all[len(all)-1]; !slices.Equal(got.ChangedFields, []string{"setup_script"}) {
+		t.Errorf("the other one says %+v", got)
 	}
 }
 
@@ -523,7 +558,7 @@ func TestAMachineThatStoppedIsStartedAgainOnceForTwoPrompts(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+			up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 			if err != nil || up.MachineID != *ws.SandboxID {
 				t.Errorf("%+v %v", up, err)
 			}
@@ -550,7 +585,7 @@ func TestAMachineThatItsProviderLostIsBuiltAgainByTheNextPrompt(t *testing.T) {
 	if r, _ := refusal.As(err); code(err) != refusal.SandboxNotReady || r.Fields["status"] != "lost" {
 		t.Errorf("a read: %v", err)
 	}
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 	if err != nil || up.MachineID == *ws.SandboxID {
 		t.Errorf("%+v %v", up, err)
 	}
@@ -569,7 +604,7 @@ func TestADisabledProviderRunsNothingAndLosesNothing(t *testing.T) {
 	host.Disabled = true
 	off := w.Start(t, host)
 	off.Run(t)
-	if _, err := off.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); code(err) != refusal.ProviderDisabled {
+	if _, err := off.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{}); code(err) != refusal.ProviderDisabled {
 		t.Errorf("a prompt: %v", err)
 	}
 	if _, err := off.Workspaces.Peek(t.Context(), w.Owner.TenantID, ws.ID); code(err) != refusal.SandboxNotReady {
@@ -592,7 +627,7 @@ func TestAMachineWhoseDiskIsFullIsParkedAndSaysSo(t *testing.T) {
 	t.Parallel()
 	w := workspacetest.New(t, func(h *workspacetest.Host) { h.Limits = sandbox.Limits{DiskBytes: 64 << 20} })
 	ws := ready(t, w, create(t, w, makeEnvironment(t, w, nil)).ID)
-	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil)
+	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -604,7 +639,7 @@ func TestAMachineWhoseDiskIsFullIsParkedAndSaysSo(t *testing.T) {
 		got, err := w.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
 		return err == nil && got.MachineStatus == machine.Suspended && got.Transition == "" && strings.Contains(got.WaitingReason, "disk_full")
 	})
-	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); err != nil {
+	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{}); err != nil {
 		t.Fatal(err)
 	}
 	// It is over its limit still, and runs: there must be time to delete.

@@ -207,7 +207,68 @@ func (s *Service) park(ctx context.Context, h *operation.Held) error {
 			return err
 		}
 	}
-	return later(s.o.Machines.Park(ctx, h))
+	var work json.RawMessage
+	if why.Code != machine.DiskFull { // such a machine is frozen, and answers nothing
+		work = s.lastWork(ctx, h)
+	}
+	return later(s.o.Machines.Park(ctx, h, work))
+}
+
+// surveyTime bounds how long a park looks at the disk before it stops the machine. What takes longer stays unknown.
+const surveyTime = 10 * time.Second
+
+// Survey tells what work lies on the disk of a machine that is up and nowhere else, as people may see it. Package files has
+// it.
+type Survey func(ctx context.Context, tenantID uuid.UUID, up *Up) (json.RawMessage, error)
+
+// UseSurvey names who looks at a machine's disk before it parks.
+func (s *Service) UseSurvey(survey Survey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.survey = survey
+}
+
+// lastWork looks at the disk of a machine that is about to park: a parked one is woken for no look. A park does not depend
+// on it: nil when it cannot be told now.
+func (s *Service) lastWork(ctx context.Context, h *operation.Held) json.RawMessage {
+	s.mu.Lock()
+	survey := s.survey
+	s.mu.Unlock()
+	if survey == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, surveyTime)
+	defer cancel()
+	work, err := func() (json.RawMessage, error) {
+		row, err := s.row(ctx, s.db.Tenant(h.TenantID), h.WorkspaceID)
+		if err != nil {
+			return nil, err
+		}
+		up, err := s.up(ctx, h.TenantID, row)
+		if err != nil {
+			return nil, err
+		}
+		return survey(ctx, h.TenantID, up)
+	}()
+	if err != nil {
+		s.log.Warn("what lies on the disk of a machine that parks is not known", "machine", h.MachineID, "error", err)
+		return nil
+	}
+	return work
+}
+
+// LastWork is what was seen on the disk of a workspace's machine before it parked, and when; the zero time when nothing was.
+func (s *Service) LastWork(ctx context.Context, actor tenant.Actor, id uuid.UUID) (json.RawMessage, time.Time, error) {
+	q := s.db.Tenant(actor.TenantID)
+	row, err := s.row(ctx, q, id)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	seen, err := q.MachineWork(ctx, row.m.ID)
+	if err != nil && !db.NotFound(err) {
+		return nil, time.Time{}, fmt.Errorf("read what was seen on a disk: %w", err)
+	}
+	return seen.Work, seen.SeenAt, nil
 }
 
 // later has an operation that is refused tried again after a while.

@@ -42,7 +42,7 @@ func TestTheMachineOfOneConversationIsKeptUntilItMayBeDisposedOf(t *testing.T) {
 		h.Lives = workspace.Lifetimes{Idle: time.Hour, Retention: 72 * time.Hour, Ceiling: 24 * time.Hour}
 	})
 	id := implicitWorkspace(t, w, nil)
-	first, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, nil)
+	first, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, workspace.Caller{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestTheMachineOfOneConversationIsKeptUntilItMayBeDisposedOf(t *testing.T) {
 	if err != nil || len(infos) != 0 || got.Status != workspace.Ready || !strings.Contains(got.WaitingReason, "72 hours") {
 		t.Errorf("kept for 72 hours: %v %v %+v", infos, err, got)
 	}
-	second, err := on.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, nil)
+	second, err := on.Workspaces.Ensure(t.Context(), w.Owner.TenantID, id, workspace.Caller{})
 	if err != nil || second.MachineID == first.MachineID {
 		t.Fatalf("the next prompt: %+v %v", second, err)
 	}

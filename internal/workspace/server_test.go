@@ -71,7 +71,7 @@ func TestASetupIsHandedToAnotherHostWhenItsServerStops(t *testing.T) {
 		return err == nil && got.Status == workspace.Ready
 	})
 	// What a prompt needs of the machine is the second host's to do, and the first concludes nothing of it.
-	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, nil); !errors.Is(err, workspace.ErrElsewhere) {
+	if _, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{}); !errors.Is(err, workspace.ErrElsewhere) {
 		t.Errorf("from the first host: %v", err)
 	}
 }
@@ -258,7 +258,7 @@ func TestDownParksEveryMachineOfTheHost(t *testing.T) {
 	}
 	again := w.Start(t, w.Host)
 	again.Run(t)
-	if _, err := again.Workspaces.Ensure(t.Context(), w.Owner.TenantID, a.ID, nil); err != nil {
+	if _, err := again.Workspaces.Ensure(t.Context(), w.Owner.TenantID, a.ID, workspace.Caller{}); err != nil {
 		t.Errorf("a prompt after it: %v", err)
 	}
 }

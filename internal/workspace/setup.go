@@ -95,7 +95,7 @@ func failf(exit *guest.Exit, format string, args ...any) error {
 	return &stepError{fmt.Sprintf(format, args...), exit}
 }
 
-// setup is the operation behind a create, a retry, and a machine that was lost.
+// setup is the operation behind a create, a retry, a rebuild, and a machine that was lost.
 func (s *Service) setup(ctx context.Context, h *operation.Held) error {
 	run, err := s.prepare(ctx, h)
 	if err != nil {
@@ -332,6 +332,11 @@ func (r *setup) makeMachine(ctx context.Context) (string, bool, error) {
 	old, err := r.s.db.Tenant(r.w.TenantID).MachinesToDestroy(ctx, r.w.ID, &r.machine)
 	if err != nil {
 		return "", false, fmt.Errorf("look for earlier machines: %w", err)
+	}
+	if len(old) > 0 {
+		if err := r.awaitTurns(ctx); err != nil {
+			return "", false, err
+		}
 	}
 	for _, m := range old {
 		r.out.say("Removing the machine that was there before.")

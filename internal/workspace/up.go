@@ -51,22 +51,28 @@ type Waiting struct {
 // ErrElsewhere says that a workspace's machine is on another host, whose server does what is to be done on it.
 var ErrElsewhere = errors.New("the machine is on another host")
 
-// Ensure returns when the workspace's machine is up on this host; one that another host has is ErrElsewhere. It waits for a setup that runs, starts one for a workspace that
-// failed or whose machine was lost, and starts a machine that is parked; what several callers need at once happens once.
-// A setup that fails is the refusal setup_failed. progress may be nil.
-func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress func(Waiting)) (*Up, error) {
-	if progress == nil {
-		progress = func(Waiting) {}
-	}
+// Caller is who waits for a machine in Ensure. What it leaves out is not asked.
+type Caller struct {
+	// Progress is told what is waited for.
+	Progress func(Waiting)
+	// Rebuild is asked whether the caller may have a machine built again that was lost, in the transaction that begins it.
+	// What it writes there is undone when somebody else was faster; its error ends the wait.
+	Rebuild func(ctx context.Context, tx db.Tx) error
+}
+
+// Ensure returns when the workspace's machine is up on this host; one that another host has is ErrElsewhere. It waits for a
+// setup that runs, starts one for a workspace that failed or whose machine was lost, and starts a machine that is parked;
+// what several callers need at once happens once. A setup that fails is the refusal setup_failed.
+func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, caller Caller) (*Up, error) {
 	var joined uuid.UUID // the setup this call waited for
 	var last Waiting
 	report := func(w Waiting) {
-		if w != last {
-			last = w
-			progress(w)
+		if w != last && caller.Progress != nil {
+			caller.Progress(w)
 		}
+		last = w
 	}
-	asked := false // the provider, about a machine that does not answer
+	var asked uuid.UUID // the machine that did not answer, and about which the provider was asked
 	for {
 		changed := s.changes(id)
 		row, err := s.current(ctx, tenantID, id)
@@ -83,14 +89,16 @@ func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress f
 			}
 		case Status(row.w.Status) == Failed && *row.w.SetupID == joined:
 			return nil, setupFailed(row.w)
-		case Status(row.w.Status) == Failed, status == machine.Lost && joined == uuid.Nil:
-			if joined, err = s.again(ctx, tenantID, id); err != nil {
+		case Status(row.w.Status) == Failed:
+			if joined, err = s.again(ctx, tenantID, id, false, nil); err != nil {
 				return nil, err
 			}
-		case s.o.Machines.Elsewhere(row.m) && status != machine.Lost:
-			return nil, ErrElsewhere
 		case status == machine.Lost:
-			return nil, refusal.New(refusal.SandboxUnreachable, "The machine was lost again, right after it was built anew. The next prompt builds another.").RetryAfter(lookEvery)
+			if joined, err = s.again(ctx, tenantID, id, true, caller.Rebuild); err != nil {
+				return nil, err
+			}
+		case s.o.Machines.Elsewhere(row.m):
+			return nil, ErrElsewhere
 		case down(row.m):
 			report(Waiting{For: "machine", Step: row.m.Transition})
 			if err := wait(ctx, changed); err != nil {
@@ -103,11 +111,11 @@ func (s *Service) Ensure(ctx context.Context, tenantID, id uuid.UUID, progress f
 			}
 		case status == machine.Ready:
 			up, err := s.up(ctx, tenantID, row)
-			if err == nil || asked || ctx.Err() != nil {
+			if err == nil || asked == row.m.ID || ctx.Err() != nil {
 				return up, err
 			}
 			// It does not answer: stopped, gone, or just out of reach? The provider knows.
-			asked = true
+			asked = row.m.ID
 			if err := s.o.Machines.Found(ctx, tenantID, row.m.ID); err != nil {
 				return nil, machine.Unreachable(err)
 			}
@@ -206,27 +214,6 @@ func setupFailed(w queries.Workspace) error {
 	return r
 }
 
-// again starts a setup for a workspace that failed or lost its machine, or joins the one that somebody else just
-// started.
-func (s *Service) again(ctx context.Context, tenantID, id uuid.UUID) (setupID uuid.UUID, err error) {
-	err = s.db.InTenant(ctx, tenantID, func(tx db.Tx) error {
-		w, err := lock(ctx, tx, id)
-		if err != nil {
-			return err
-		}
-		m, err := tx.Machine(ctx, *w.MachineID)
-		if err != nil {
-			return fmt.Errorf("read the machine: %w", err)
-		}
-		if Status(w.Status) != Failed && !(Status(w.Status) == Ready && machine.Status(m.Status) == machine.Lost) {
-			return nil // somebody was faster; the caller looks again
-		}
-		setupID, err = s.begin(ctx, tx, w, false)
-		return err
-	})
-	return setupID, err
-}
-
 // wake starts a parked machine, or joins what is under way with it, and returns when that has ended.
 func (s *Service) wake(ctx context.Context, tenantID, id uuid.UUID) error {
 	var opID uuid.UUID
@@ -277,8 +264,11 @@ func (s *Service) begun(ctx context.Context, tx db.Tx, w queries.Workspace, m qu
 }
 
 // AdmitTx refuses a prompt when its turn would have to start a machine and no more may run. It takes no place: where the last
-// one goes meanwhile to somebody else, the turn fails of it.
+// one goes meanwhile to somebody else, the turn fails of it. The workspace keeps its machine until the prompt is committed.
 func (s *Service) AdmitTx(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
+	if err := tx.HoldWorkspace(ctx, id); err != nil {
+		return err
+	}
 	r, err := tx.Workspace(ctx, id)
 	if err != nil {
 		return fmt.Errorf("read the workspace: %w", err)
@@ -366,6 +356,19 @@ func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, 
 		up.Repositories = append(up.Repositories, repo.MountPath)
 	}
 	return up, nil
+}
+
+// Gone tells whether a machine has ended for good, or is about to: after it could not be reached, and its provider was asked.
+func (s *Service) Gone(ctx context.Context, tenantID, machineID uuid.UUID) (bool, error) {
+	if err := s.o.Machines.Found(ctx, tenantID, machineID); err != nil {
+		s.log.Warn("ask for a machine that does not answer", "machine", machineID, "error", err)
+	}
+	m, err := s.db.Tenant(tenantID).Machine(ctx, machineID)
+	if err != nil {
+		return false, fmt.Errorf("read the machine: %w", err)
+	}
+	status := machine.Status(m.Status)
+	return status == machine.Lost || status == machine.Terminated || status == machine.Failed || m.Transition == "destroying", nil
 }
 
 // Trouble says what keeps a machine from answering, in a sentence; "" when nothing is known.

@@ -86,8 +86,16 @@ type SetupError struct {
 
 // Occupants are the conversations of a workspace. Package conversation fills it.
 type Occupants interface {
-	// OpenTurns counts the turns that run and those that wait.
-	OpenTurns(ctx context.Context, tenantID, workspaceID uuid.UUID) (running, pending int, err error)
+	// HoldTurns locks the conversations of a workspace in which turns run or wait to the end of the transaction, before the
+	// workspace itself is locked, and names them.
+	HoldTurns(ctx context.Context, tx db.Tx, workspaceID uuid.UUID) ([]uuid.UUID, error)
+	// OpenTurns are the turns that run and those that wait.
+	OpenTurns(ctx context.Context, q *queries.Queries, workspaceID uuid.UUID) ([]OpenTurn, error)
+	// EndTurns ends turns of conversations that are held, for a reason that each will carry: those that wait at once, those
+	// that run as soon as their agents are told. It comes last in its transaction.
+	EndTurns(ctx context.Context, tx db.Tx, tenantID uuid.UUID, turns []OpenTurn, reason string) error
+	// EndingTurns counts the turns that run and were asked to end.
+	EndingTurns(ctx context.Context, tenantID, workspaceID uuid.UUID) (int, error)
 	// TerminateAll ends every live conversation of a workspace. Ending none is success.
 	TerminateAll(ctx context.Context, actor tenant.Actor, workspaceID uuid.UUID) error
 	// InterruptTurns asks the turns that are on a workspace's machine to end, for a reason that each will carry, and tells how
@@ -118,6 +126,8 @@ type Options struct {
 	NPMRegistry string // "": npm's own
 	PIPIndex    string // "": pip's own
 
+	Version string // of this server, for diagnostics
+
 	Log *slog.Logger // nil: slog.Default()
 }
 
@@ -129,6 +139,7 @@ type Service struct {
 
 	mu      sync.Mutex
 	changed map[uuid.UUID]chan struct{} // by workspace: closed at its next change
+	survey  Survey                      // nil: nobody looks
 	keeping sync.WaitGroup              // of layers, after the setups that made them
 }
 
@@ -512,15 +523,9 @@ func (s *Service) end(ctx context.Context, tx db.Tx, w queries.Workspace) error 
 	if _, err := tx.DeletingWorkspace(ctx, w.ID); err != nil {
 		return err
 	}
-	cancelled, err := tx.CancelMachineOperations(ctx, w.ID)
-	if err != nil {
+	if err := s.cancel(ctx, tx, w); err != nil {
 		return err
 	}
-	tx.OnCommit(func() {
-		for _, op := range cancelled {
-			s.o.Operations.Interrupt(db.Ref{TenantID: w.TenantID, ID: op.ID}, op.Owner)
-		}
-	})
 	ref, err := operation.Insert(ctx, tx, w.TenantID, uuid.Must(uuid.NewV7()), operation.Destroy, w.ID, *w.MachineID, nil)
 	if err != nil {
 		return err

@@ -83,13 +83,26 @@ func examples(now time.Time) []example {
 	add("/workspaces/w1", views.Workspace(w1))
 	building := workspace(now)
 	building.Head.Name, building.Head.URL, building.Head.Status, building.Head.Machine, building.Head.ParksAt, building.Head.Stale = "billing", "/workspaces/w0", views.Badge{State: views.StateRunning, Label: "setting up", Since: ago(53 * time.Second)}, views.Badge{}, time.Time{}, nil
-	building.Head.Use = nil
+	building.Head.Use, building.Head.RebuildURL = nil, ""
 	building.Conversations, building.Setup = []views.Row{waiting}, setup(now, "provisioning")
 	add("/workspaces/w0", views.Workspace(building))
 	broken := building
+	broken.Head.RebuildURL = ""
 	broken.Head.Name, broken.Head.URL, broken.Head.Status = "checkout", "/workspaces/w2", views.Badge{State: views.StateFailed, Label: "failed"}
 	broken.Setup, broken.Conversations = setup(now, "failed"), nil
 	add("/workspaces/w2", views.Workspace(broken))
+	lost := rebuild(now)
+	add("/workspaces/w1/rebuild", views.Rebuild(lost))
+	lost.Errors = views.Errors{"": "A rebuild takes the machine from the workspace's turns: 1 running, 1 waiting. Wait for their end, or interrupt them."}
+	add("/workspaces/w1/rebuild/refused", views.Rebuild(lost))
+	add("/workspaces/w3/rebuild", views.Rebuild(views.RebuildPage{Page: page(now, "Rebuild docs", "workspaces"), Workspace: views.Link{Name: "docs", URL: "/workspaces/w3"}, Note: "This is what git found before the machine parked. Everything else on its disk goes too.",
+		KnownAt: ago(3 * 24 * time.Hour), Clean: 1, DiskBytes: 1_400_000_000, WakeURL: "/workspaces/w3/wake"}))
+	add("/workspaces/w2/rebuild", views.Rebuild(views.RebuildPage{Page: page(now, "Rebuild checkout", "workspaces"), Workspace: views.Link{Name: "checkout", URL: "/workspaces/w2"}, Gone: true, Note: "There is nothing to lose: the machine is gone already, with its disk."}))
+	add("/workspaces/w0/rebuild", views.Rebuild(views.RebuildPage{Page: page(now, "Rebuild billing", "workspaces"), Workspace: views.Link{Name: "billing", URL: "/workspaces/w0"}, Problem: &views.Problem{Code: "rebuild_in_progress", Message: "The workspace's machine is being set up already. Follow that setup, and rebuild when it has ended."}}))
+	gone := w1
+	gone.Head.Status, gone.Head.MachineNote, gone.Head.ParksAt, gone.Head.Use, gone.Head.Stale = views.Badge{State: views.StateFailed, Label: "machine lost"}, "The machine does not exist any more.", time.Time{}, nil, nil
+	gone.Head.DiagnosticsURL = "/workspaces/w1/diagnostics"
+	add("/workspaces/w1/lost", views.Workspace(gone))
 	parked := w1
 	parked.Head.Status, parked.Head.WakeURL, parked.Head.MachineNote, parked.Head.ParksAt, parked.Head.Stale = views.Badge{State: views.StateParked, Label: "parked"}, "/workspaces/w1/wake", "wakes on the next prompt", time.Time{}, nil
 	parked.Head.Use = nil
@@ -258,7 +271,7 @@ func workspace(now time.Time) views.WorkspacePage {
 			ID: "w1", URL: "/workspaces/w1", Name: "storefront", Status: views.Badge{State: views.StateReady, Label: "ready"}, ParksAt: now.Add(41 * time.Minute),
 			Use:         []views.MachineUse{{Name: "memory", Used: "412 MB", Limit: "4.3 GB"}, {Name: "processors", Used: "0.4", Limit: "2"}, {Name: "disk", Used: "20 GB", Limit: "21 GB", Full: true}},
 			Environment: views.Link{Name: "node-22", URL: "/environments/e1"}, Vault: views.Link{Name: "team-bot", URL: "/vaults/v1"}, Provider: "local", DiskBytes: 1_400_000_000,
-			Conversations: 3, CreatedAt: now.Add(-26 * time.Hour), Stale: []string{"packages", "setup_script"},
+			Conversations: 3, CreatedAt: now.Add(-26 * time.Hour), Stale: []string{"packages", "setup_script"}, RebuildURL: "/workspaces/w1/rebuild",
 		},
 		Tab:   "conversations",
 		Setup: setup(now, "ready"),
@@ -267,6 +280,25 @@ func workspace(now time.Time) views.WorkspacePage {
 			{Badge: views.Badge{State: views.StateRunning, Label: "turn 4", Since: now.Add(-42 * time.Second)}, Title: views.Link{Name: "Fix the cart total when a coupon is applied twice", URL: "/conversations/c1#end"}, Note: "Builder · claude · ~/storefront"},
 			{Badge: views.Badge{State: views.StateWaiting, Label: "waiting for you", Since: now.Add(-3 * time.Minute)}, Title: views.Link{Name: "Review the cart", URL: "/conversations/c2#end"}, Note: "Reviewer · claude · ~/storefront"},
 			{Badge: views.Badge{State: views.StateReady, Label: "idle"}, Title: views.Link{Name: "Look into the flaky checkout test", URL: "/conversations/c3#end"}, Note: "Builder · claude · ~/storefront/e2e", At: now.Add(-2 * time.Hour)},
+		},
+	}
+}
+
+// rebuild is the page of a workspace with all that can be lost.
+func rebuild(now time.Time) views.RebuildPage {
+	return views.RebuildPage{
+		Page: page(now, "Rebuild storefront", "workspaces"), Workspace: views.Link{Name: "storefront", URL: "/workspaces/w1"}, Fields: []string{"packages", "setup_script", "env_vars"},
+		Note: "This is what git finds on the machine now. Everything else on its disk goes too.", KnownAt: now.Add(-2 * time.Second), Clean: 2, DiskBytes: 1_400_000_000,
+		Repositories: []views.RepositoryWork{
+			{Path: "~/storefront", Branch: "fix-coupon", Staged: 1, Unstaged: 2, Untracked: 1, Unpushed: 2, Stashes: 1, DiffURL: "/workspaces/w1/diff", PatchURL: "/workspaces/w1/patch", Files: []views.GitEntry{
+				{Path: "cart/total.go", Unstaged: "modified"}, {Path: "cart/coupon.go", From: "cart/discount.go", Staged: "renamed"}, {Path: "notes.md", Unstaged: "untracked"}, {Path: "dist/" + long, Unstaged: "modified"},
+			}, Commits: []views.Commit{{ID: "3f9c2d1", Subject: "Count a coupon once"}, {ID: "0b7a6e4", Subject: long}}},
+			{Path: "~/experiment", Unpushed: 1000, Cut: true, Commits: []views.Commit{{ID: "77ab1c9", Subject: "Try the other parser"}}},
+			{Path: "~/broken", Error: "git failed in the machine: fatal: index file smaller than expected"},
+		},
+		Turns: []views.Row{
+			{Badge: views.Badge{State: views.StateRunning, Label: "running"}, Title: views.Link{Name: "Fix the cart total when a coupon is applied twice", URL: "/conversations/c1#end"}, Note: "turn 4"},
+			{Badge: views.Badge{State: views.StateWaiting, Label: "waiting"}, Title: views.Link{Name: long, URL: "/conversations/c3#end"}, Note: "turn 5"},
 		},
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -33,6 +34,7 @@ import (
 	"managoat/internal/testworld"
 	"managoat/internal/vault"
 	"managoat/internal/workspace"
+	"managoat/queries"
 	"managoat/sandbox"
 	"managoat/sandbox/conformance/conformancetest"
 	"managoat/sandbox/local"
@@ -371,13 +373,46 @@ type Occupants struct {
 	mu         sync.Mutex
 	Secrets    []secret.Value
 	Dirs       []string
+	open       []workspace.OpenTurn
 	terminated []uuid.UUID
 	stages     []workspace.StageEvent
 }
 
-// OpenTurns is none.
-func (o *Occupants) OpenTurns(context.Context, uuid.UUID, uuid.UUID) (int, int, error) {
-	return 0, 0, nil
+// HoldTurns locks nothing: there are no rows.
+func (o *Occupants) HoldTurns(context.Context, db.Tx, uuid.UUID) (held []uuid.UUID, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, t := range o.open {
+		held = append(held, t.ConversationID)
+	}
+	return held, nil
+}
+
+// OpenTurns are those that were opened and not ended.
+func (o *Occupants) OpenTurns(context.Context, *queries.Queries, uuid.UUID) ([]workspace.OpenTurn, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.open), nil
+}
+
+// EndTurns ends them once the transaction is committed.
+func (o *Occupants) EndTurns(_ context.Context, tx db.Tx, _ uuid.UUID, turns []workspace.OpenTurn, _ string) error {
+	tx.OnCommit(func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.open = slices.DeleteFunc(o.open, func(t workspace.OpenTurn) bool { return slices.Contains(turns, t) })
+	})
+	return nil
+}
+
+// EndingTurns is none: they have ended.
+func (o *Occupants) EndingTurns(context.Context, uuid.UUID, uuid.UUID) (int, error) { return 0, nil }
+
+// Open says which turns are open.
+func (o *Occupants) Open(turns ...workspace.OpenTurn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.open = turns
 }
 
 // InterruptTurns has none to interrupt.
