@@ -353,14 +353,22 @@ func (v rebuildPreview) lines() (lines []string) {
 		if r.Branch != nil {
 			branch = *r.Branch
 		}
-		more := ""
-		if r.Truncated {
-			more = ", and more"
+		var holds []string
+		for _, part := range []struct {
+			n    int
+			what string
+		}{{r.Staged, "staged"}, {r.Unstaged, "not staged"}, {r.Untracked, "untracked"}, {r.Unpushed, "commits not pushed"}, {r.Stashes, "stashed"}} {
+			if part.n > 0 {
+				holds = append(holds, fmt.Sprintf("%d %s", part.n, part.what))
+			}
 		}
 		if r.Operation != "" {
-			more += ", a " + r.Operation + " in progress"
+			holds = append(holds, r.Operation+" in progress")
 		}
-		add("▲ %s (%s): %d staged, %d not staged, %d new, %d commits not pushed, %d stashes%s", r.Path, branch, r.Staged, r.Unstaged, r.Untracked, r.Unpushed, r.Stashes, more)
+		if r.Truncated {
+			holds = append(holds, "and more")
+		}
+		add("▲ %s (%s): %s", r.Path, branch, strings.Join(holds, ", "))
 		for _, f := range r.Files {
 			add("    %-1s%-1s %s", f.Index, f.Worktree, f.Path)
 		}
