@@ -34,6 +34,7 @@ func PageRoutes(w *web.Console) []Route {
 		page(get, "/workspaces/{id}/git-status", Signed, "The state of a repository", w.ShowGitStatus),
 		page(get, "/workspaces/{id}/diff", Signed, "What changed in a repository", w.ShowDiff),
 		page(get, "/workspaces/{id}/patch", Signed, "Download what changed", w.DownloadPatch),
+		page(get, "/workspaces/{id}/audit", Signed, "Who did what with it", w.ShowWorkspaceAudit),
 		page(get, "/workspaces/{id}/egress", Signed, "What left its machine", w.ShowEgress),
 		page(get, "/workspaces/{id}/diagnostics", Signed, "Facts for whoever helps with it", w.DiagnoseWorkspace),
 		page(get, "/workspaces/{id}/rebuild", Signed, "What a rebuild would take with it", w.ShowRebuild),

@@ -1588,7 +1588,7 @@ func deleteForm(action, noun, name, consequence string, errs Errors) templ.Compo
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}
-		templ_7745c5c3_Err = textField("confirm", "Type the name to delete it: "+name, "", "", false, errs, templ.Attributes{"spellcheck": "false", "autocapitalize": "none"}).Render(ctx, templ_7745c5c3_Buffer)
+		templ_7745c5c3_Err = textField("confirm", "To delete it, type "+name, "", "", false, errs, templ.Attributes{"spellcheck": "false", "autocapitalize": "none"}).Render(ctx, templ_7745c5c3_Buffer)
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}

@@ -12,7 +12,7 @@ type HomePage struct {
 
 // Overview is the live part of the home page.
 type Overview struct {
-	Waiting []Row // for a person: permission requests
+	Waiting []Row // for a person: permission requests, stale workspaces
 	Running []Row
 	Failed  []Row
 	Recent  []Row

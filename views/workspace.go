@@ -55,6 +55,7 @@ type WorkspacePage struct {
 	Git           *GitTab
 	Diff          *DiffTab
 	Egress        *EgressTab
+	Audit         *AuditTab
 	DeleteErrors  Errors
 }
 
@@ -238,6 +239,12 @@ type DiffTab struct {
 	PatchURL     string
 	NotReady     *NotReady
 	Problem      *Problem
+}
+
+// AuditTab is who did what with the workspace, the newest first.
+type AuditTab struct {
+	Rows []AuditRow
+	Pager
 }
 
 // EgressTab is what left the machine, and what was not let out.

@@ -36,16 +36,22 @@ func (w *Console) ShowAudit(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range trail.Items {
+	p.Rows = auditRows(trail.Items, names)
+	p.Pager = views.Pager{Older: older(c, trail.Next)}
+	return html(c, http.StatusOK, views.Audit(p))
+}
+
+// auditRows are rows of the trail, with the names of people and keys.
+func auditRows(trail []audit.Event, names map[string]string) (rows []views.AuditRow) {
+	for _, e := range trail {
 		row := views.AuditRow{At: e.InsertedAt, Actor: orElse(names[e.ActorID], e.ActorID), ActorKind: e.Actor, Action: string(e.Action),
 			Resource: views.Link{Name: e.ResourceType + " " + shortID(e.ResourceID)}, Changed: e.Metadata.ChangedFields, RequestID: e.RequestID, Address: e.RequestIP}
 		if path := pages[e.ResourceType]; path != "" {
 			row.Resource.URL = path + e.ResourceID
 		}
-		p.Rows = append(p.Rows, row)
+		rows = append(rows, row)
 	}
-	p.Pager = views.Pager{Older: older(c, trail.Next)}
-	return html(c, http.StatusOK, views.Audit(p))
+	return rows
 }
 
 // names are the people and keys of the account, by id.

@@ -66,6 +66,12 @@ func (w *Console) overview(ctx context.Context, a tenant.Actor) (o views.Overvie
 		case workspace.Failed:
 			row.Badge.Label = orElse(workspaceNote(s), row.Badge.Label)
 			o.Failed = append(o.Failed, row)
+		case workspace.Ready:
+			if s.Stale {
+				row.Badge = views.Badge{State: views.StateStale, Label: "rebuild needed"}
+				row.Note = "workspace · changed: " + strings.Join(s.ChangedFields, ", ")
+				o.Waiting = append(o.Waiting, row)
+			}
 		}
 	}
 	talks, err := w.Conversations.List(ctx, a, conversation.Filter{}, input.Page{Limit: listSize})

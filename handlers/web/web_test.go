@@ -19,6 +19,7 @@ import (
 
 	"managoat/handlers"
 	"managoat/handlers/web"
+	"managoat/internal/account"
 	"managoat/internal/audit"
 	"managoat/internal/conversation"
 	"managoat/internal/conversation/conversationtest"
@@ -44,6 +45,7 @@ func newSite(t *testing.T) *site {
 	console := web.New(web.Options{
 		Identity: w.People, Environments: w.Environments, Vaults: w.Vaults, Agents: w.Agents, Inference: w.Inference, Workspaces: w.Workspaces,
 		Conversations: w.Conversations, Files: files.New(w.Workspaces, w.Conversations), Ledger: w.Ledger, Audit: audit.New(w.DB), Reader: w.Reader,
+		Accounts:      account.New(w.DB, w.People, w.Workspaces, slog.New(slog.DiscardHandler)),
 		SessionCookie: handlers.SessionCookie, Providers: []string{"local"}, DefaultProvider: "local", Version: "test",
 	})
 	edge, _ := handlers.New(handlers.Config{DB: w.DB, Auth: w.People, Routes: handlers.PageRoutes(console), ErrorPage: console.ErrorPage,
@@ -409,6 +411,18 @@ func withoutJavaScript(t *testing.T, s *site) {
 			mine.get(list).says(200)
 		}
 	})
+	t.Run("an account ends when its owner types the own address", func(t *testing.T) {
+		ends := s.Account(t)
+		v := s.as(t, ends)
+		v.get("/settings/account").says(200, "Delete account", "To delete it, type "+ends.Email)
+		v.post("/settings/account/delete", "confirm", s.Owner.Email).says(422, "must be your own e-mail address")
+		if p := v.post("/settings/account/delete", "confirm", ends.Email).says(200, "The account was deleted"); p.path != "/sign-in" {
+			t.Errorf("it ends at %s", p.path)
+		}
+		if p := v.get("/settings/account"); !strings.HasPrefix(p.path, "/sign-in?") {
+			t.Errorf("whoever was signed in is at %s", p.path)
+		}
+	})
 	t.Run("a sandbox key opens no page", func(t *testing.T) {
 		t.Parallel()
 		v := s.visitor(t)
@@ -465,6 +479,7 @@ func aRebuildShowsWhatIsLost(t *testing.T, s *site) {
 	if got := text(banner); got != "Rebuild needed setup_script and env_vars changed since this machine was built.See what would be lost" {
 		t.Errorf("the banner says %q", got)
 	}
+	v.get("/").says(200, "Waiting for you", "rebuild needed", "changed: setup_script, env_vars")
 	s.InMachine(ws.ID, "mkdir work; cd work; git init -q; git config user.name a; git config user.email a@example.com; echo x > x; git add x; git commit -qm 'only <here>'; echo more > new")
 	talk := s.Launch(conversation.CreateInput{AgentID: s.Agent(""), WorkspaceID: &ws.ID}).ID
 	s.Prompt(talk, "say working", "sleep 60000")
@@ -491,6 +506,7 @@ func aRebuildShowsWhatIsLost(t *testing.T, s *site) {
 	if d := v.get(page + "/diagnostics"); d.status != 200 || !strings.Contains(d.body, `"kind": "setup"`) || !strings.Contains(d.body, `"version"`) || !strings.Contains(d.body, ws.ID.String()) {
 		t.Errorf("diagnostics: %d %s", d.status, d.body)
 	}
+	v.get(page+"/audit").says(200, "workspace.rebuild", "workspace.create")
 	other := s.as(t, s.Account(t))
 	other.get(page + "/rebuild").says(404)
 	other.post(page+"/rebuild", "interrupt", "true").says(404)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
+	"managoat/internal/audit"
 	"managoat/internal/conversation"
 	"managoat/internal/environment"
 	"managoat/internal/files"
@@ -417,6 +418,20 @@ func (w *Console) DeleteWorkspace(c echo.Context) error {
 // ShowSetupLog answers GET /workspaces/{id}/setup-log.
 func (w *Console) ShowSetupLog(c echo.Context) error {
 	return w.workspace(c, http.StatusOK, "log", func(context.Context, *views.WorkspacePage, workspace.Workspace) error { return nil })
+}
+
+// ShowWorkspaceAudit lists who did what with the workspace: GET /workspaces/{id}/audit.
+func (w *Console) ShowWorkspaceAudit(c echo.Context) error {
+	return w.workspace(c, http.StatusOK, "audit", func(ctx context.Context, p *views.WorkspacePage, s workspace.Workspace) error {
+		a := actor(c)
+		trail, err := w.Audit.List(ctx, a, audit.Filter{ResourceType: "workspace", ResourceID: s.ID.String()}, list(c))
+		if err != nil {
+			return err
+		}
+		names, err := w.names(c, a)
+		p.Audit = &views.AuditTab{Rows: auditRows(trail.Items, names), Pager: views.Pager{Older: older(c, trail.Next)}}
+		return err
+	})
 }
 
 // ShowEgress lists what left the machine: GET /workspaces/{id}/egress.

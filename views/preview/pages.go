@@ -117,6 +117,12 @@ func examples(now time.Time) []example {
 		fill(&p)
 		add("/workspaces/w1/"+map[string]string{"git": "git-status", "log": "setup-log"}[name]+strings.TrimPrefix(name, map[string]string{"git": "git", "log": "log"}[name]), views.Workspace(p))
 	}
+	tab("audit", func(p *views.WorkspacePage) {
+		p.Audit = &views.AuditTab{Rows: []views.AuditRow{
+			{At: ago(time.Minute), Actor: "owner@example.com", ActorKind: "user", Action: "workspace.rebuild", Resource: views.Link{Name: "storefront", URL: "/workspaces/w1"}, RequestID: "01JF3K8Z", Address: "192.0.2.4"},
+			{At: ago(3 * time.Hour), Actor: "machine.idle", ActorKind: "system", Action: "workspace.park", Resource: views.Link{Name: "storefront", URL: "/workspaces/w1"}},
+		}}
+	})
 	tab("files", func(p *views.WorkspacePage) {
 		p.Files = &views.FilesTab{Path: "/home/sprite/storefront", Crumbs: []views.Link{{Name: "~", URL: "/workspaces/w1/files"}, {Name: "storefront", URL: "/workspaces/w1/files?path=storefront"}}, Cut: true, Entries: []views.FileEntry{
 			{Name: ".git", Kind: "dir", URL: "#", Modified: ago(time.Hour)}, {Name: "cart", Kind: "dir", URL: "#", Modified: ago(4 * time.Minute)},
@@ -227,6 +233,9 @@ func examples(now time.Time) []example {
 	add("/settings/credentials", views.Settings(views.SettingsPage{Page: page(now, "Settings", "settings"), Tab: "credentials", Credentials: views.CredentialsTab{Providers: providers, Rows: []views.CredentialRow{{Name: "team", Provider: "anthropic", Kind: "API key", Default: true, ChangedAt: ago(time.Hour), DeleteURL: "#"}, {Name: "own server", Provider: "openai_compatible", Kind: "API key", BaseURL: "https://models.example.com/v1", ChangedAt: ago(time.Hour), DefaultURL: "#", DeleteURL: "#"}}}}))
 	add("/settings/sessions", views.Settings(views.SettingsPage{Page: page(now, "Settings", "settings"), Tab: "sessions", Sessions: []views.SessionRow{{Browser: "Firefox on Linux", Address: "192.0.2.4", Email: "owner@example.com", Current: true, CreatedAt: ago(5 * time.Hour), UsedAt: ago(0)}, {Browser: "Safari on iPhone", Address: "2001:db8::17", Email: "owner@example.com", CreatedAt: ago(50 * time.Hour), UsedAt: ago(20 * time.Hour), DeleteURL: "#"}}}))
 	add("/settings/members", views.Settings(views.SettingsPage{Page: page(now, "Settings", "settings"), Tab: "members", Members: []views.MemberRow{{Email: "owner@example.com", Role: "owner", JoinedAt: ago(500 * time.Hour), You: true}, {Email: "member@example.com", Role: "member", JoinedAt: ago(50 * time.Hour)}}}))
+
+	add("/settings/account", views.Settings(views.SettingsPage{Page: page(now, "Settings", "settings"), Tab: "account", Account: views.AccountTab{Name: "storefront team", Email: "owner@example.com", Owner: true, Errors: views.Errors{"confirm": "must be your own e-mail address"}}}))
+	add("/settings/account/member", views.Settings(views.SettingsPage{Page: page(now, "Settings", "settings"), Tab: "account", Account: views.AccountTab{Name: "storefront team", Email: "member@example.com"}}))
 
 	add("/audit", views.Audit(views.AuditPage{Page: page(now, "Audit", "audit"), Kinds: []views.Option{{Label: "anyone"}, {Value: "key", Label: "key"}}, Actions: []string{"workspace.create"}, Rows: []views.AuditRow{
 		{At: ago(time.Minute), Actor: "owner@example.com", ActorKind: "user", Action: "environment.update", Resource: views.Link{Name: "node-22", URL: "/environments/e1"}, Changed: []string{"packages", "setup_script"}, RequestID: "01JF3K8Z", Address: "192.0.2.4"},
