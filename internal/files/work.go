@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"managoat/internal/machine"
 	"managoat/internal/refusal"
@@ -26,6 +27,7 @@ const (
 	maxCommits      = 1000 // that are counted of a repository
 	shownFiles      = 20   // of a repository
 	shownCommits    = 20
+	surveyed        = 4  // repositories that are looked at at once
 	findTimeout     = 5 * time.Second // for looking through the folders; what was found by then counts
 	surveyTimeout   = 25 * time.Second
 )
@@ -162,21 +164,30 @@ func (s *Service) work(ctx context.Context, tenantID uuid.UUID, up *workspace.Up
 	if err != nil {
 		return Work{}, err
 	}
+	looked := make([]RepositoryWork, len(found))
+	tops := make([]string, len(found)) // the roots of their work trees
+	var all errgroup.Group
+	all.SetLimit(surveyed)
+	for i, at := range found {
+		all.Go(func() error {
+			r, of, err := d.workOf(ctx, at)
+			if err != nil {
+				of = RepositoryWork{Path: d.gate.String(at), Files: []GitEntry{}, Commits: []Commit{}, Error: d.why(ctx, err)}
+			} else {
+				tops[i] = r.top
+			}
+			looked[i] = of
+			return nil
+		})
+	}
+	_ = all.Wait() // each says its own error
 	w := Work{Repositories: []RepositoryWork{}, Truncated: more}
-	var looked []string // roots of work trees
-	for _, at := range found {
-		r, of, err := d.workOf(ctx, at)
+	for i, of := range looked {
 		switch {
-		case err != nil:
-			of = RepositoryWork{Path: d.gate.String(at), Files: []GitEntry{}, Commits: []Commit{}, Error: d.why(ctx, err)}
-		case slices.Contains(looked, r.top):
-			continue // two ways lead there
-		default:
-			looked = append(looked, r.top)
-		}
-		if of.none() {
+		case tops[i] != "" && slices.Contains(tops[:i], tops[i]): // two ways lead there
+		case of.none():
 			w.Clean++
-		} else {
+		default:
 			w.Repositories = append(w.Repositories, of)
 		}
 	}

@@ -215,7 +215,7 @@ func (s *Service) park(ctx context.Context, h *operation.Held) error {
 }
 
 // surveyTime bounds how long a park looks at the disk before it stops the machine. What takes longer stays unknown.
-const surveyTime = 10 * time.Second
+const surveyTime = 20 * time.Second
 
 // Survey tells what work lies on the disk of a machine that is up and nowhere else, as people may see it. Package files has
 // it.
