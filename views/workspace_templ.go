@@ -1407,7 +1407,7 @@ func conversationsTab(p WorkspacePage) templ.Component {
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}
-		templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 108, "<div class=\"trust\">One trust boundary: the conversations of a workspace run as one user on one disk and can read and influence each other. <details class=\"plain\"><summary>What that means</summary><p class=\"disclosure\">A process in one conversation can read another's files, its configuration, its environment and its token for this server, and can leave hooks or instructions that another conversation's agent then runs or obeys. Folders and config homes of their own prevent accidents, not a hostile process. For isolation start a conversation without a workspace: it gets a machine of its own.</p></details></div>")
+		templ_7745c5c3_Err = templruntime.WriteString(templ_7745c5c3_Buffer, 108, "<div class=\"trust\">One trust boundary: the conversations of a workspace run as one user on one disk and can read and influence each other. <details class=\"plain\"><summary>What that means</summary><p class=\"disclosure\">A process in one conversation can read and change another's files and configuration, and can leave hooks or instructions that another conversation's agent then runs or obeys, with that agent's variables and its token for this server. Folders and config homes of their own prevent accidents, not a hostile process. For isolation start a conversation without a workspace: it gets a machine of its own.</p></details></div>")
 		if templ_7745c5c3_Err != nil {
 			return templ_7745c5c3_Err
 		}

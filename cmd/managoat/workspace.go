@@ -376,7 +376,10 @@ func (v rebuildPreview) lines() (lines []string) {
 			add("    %s %s", c.ID, c.Subject)
 		}
 	}
-	if v.Work.Clean > 0 {
+	switch {
+	case v.Work.Clean == 1:
+		add("● 1 repository holds nothing that is not pushed")
+	case v.Work.Clean > 1:
 		add("● %d repositories hold nothing that is not pushed", v.Work.Clean)
 	}
 	if v.Work.Truncated {

@@ -52,15 +52,15 @@ func (r *setup) writeEnvironment(ctx context.Context) (string, bool, error) {
 	}
 	r.dotenv = dotenv(vars)
 	if r.installs() {
-		r.out.say("%d variables, %d of them secrets, in %s once the packages are installed: what installs them sees none.", len(vars), len(r.secrets), envFile)
+		r.out.say("%s, %d of them secret, in %s once the packages are installed: what installs them sees none.", variables(len(vars)), len(r.secrets), envFile)
 	} else {
 		if err := r.writeDotenv(ctx); err != nil {
 			return "", false, err
 		}
-		r.out.say("%d variables, %d of them secrets, in %s.", len(vars), len(r.secrets), envFile)
+		r.out.say("%s, %d of them secret, in %s.", variables(len(vars)), len(r.secrets), envFile)
 	}
 	if !r.built.Capabilities.Root {
-		return fmt.Sprintf("%d variables", len(vars)), false, nil
+		return variables(len(vars)), false, nil
 	}
 	conf := fmt.Sprintf("// Every way out of the machine goes through its proxy; another apt's lock is waited for.\n"+
 		"Acquire::http::Proxy %q;\nAcquire::https::Proxy %q;\nDPkg::Lock::Timeout \"%d\";\n", r.base()["http_proxy"], r.base()["https_proxy"], lockTimeout)
@@ -77,7 +77,7 @@ func (r *setup) writeEnvironment(ctx context.Context) (string, bool, error) {
 			return "", false, fmt.Errorf("write pip's settings: %w", err)
 		}
 	}
-	return fmt.Sprintf("%d variables", len(vars)), false, nil
+	return variables(len(vars)), false, nil
 }
 
 // writeDotenv writes the file of variables and secrets.
@@ -182,6 +182,13 @@ type packageCommand struct {
 const pipScript = `python3 -m pip --version >/dev/null 2>&1 || { echo "pip is not in this machine: add python3-pip to the apt packages" >&2; exit 127; }; exec python3 -m pip "$@"`
 
 // cloneRepositories is the step repositories.
+func variables(n int) string {
+	if n == 1 {
+		return "1 variable"
+	}
+	return fmt.Sprintf("%d variables", n)
+}
+
 func (r *setup) cloneRepositories(ctx context.Context) (string, bool, error) {
 	if len(r.env.Repositories) == 0 {
 		return "no repositories", true, nil

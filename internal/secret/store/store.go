@@ -179,9 +179,19 @@ func InUse(kind string, workspaces []queries.WorkspacesOfSourceRow) error {
 	for i, w := range workspaces {
 		names[i] = w.Name
 	}
-	r := refusal.New(refusal.SourceInUse, "Workspace %q was made from this %s. Delete the workspace first.", names[0], kind)
+	r := refusal.New(refusal.SourceInUse, "Workspace %q was made from this %s%s. Delete the workspace first.", names[0], kind, others(len(names)-1))
 	if workspaces[0].Implicit {
-		r = refusal.New(refusal.SourceInUse, "A conversation with a machine of its own (%q) was made from this %s. End the conversation first.", names[0], kind)
+		r = refusal.New(refusal.SourceInUse, "A conversation with a machine of its own (%q) was made from this %s%s. End the conversation first.", names[0], kind, others(len(names)-1))
 	}
 	return r.With("workspaces", names)
+}
+
+func others(n int) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return ", and so was 1 other"
+	}
+	return fmt.Sprintf(", and so were %d others", n)
 }
