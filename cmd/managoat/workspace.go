@@ -327,7 +327,9 @@ func workspaceRebuildPreview() *cobra.Command {
 
 // lines are a preview for people.
 func (v rebuildPreview) lines() (lines []string) {
-	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	add := func(format string, args ...any) { // names and titles hold line ends, too
+		lines = append(lines, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", `\n`))
+	}
 	add("%s", v.Note)
 	if v.KnownAt != nil {
 		add("seen %s", v.KnownAt.Local().Format("Mon 2 Jan 15:04:05"))

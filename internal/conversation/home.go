@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"managoat/db"
 	"managoat/internal/mcp"
 	"managoat/internal/refusal"
 	"managoat/internal/runtime"
@@ -205,15 +206,20 @@ func (t *turn) servers(ctx context.Context, up *workspace.Up) (mcp.Servers, erro
 	return resolved, nil
 }
 
-// clearHomes removes the config homes that conversations left on a machine while it was parked.
+// clearHomes removes the config homes that conversations left on a machine while it was parked. One that cannot be removed
+// now, too deep or still written to, stays for another time: it is in nobody's way.
 func (s *Service) clearHomes(ctx context.Context, g *guest.Client, tenantID, workspaceID, machineID uuid.UUID) error {
 	left, err := s.db.Tenant(tenantID).LeftHomes(ctx, workspaceID, &machineID)
 	if err != nil {
 		return fmt.Errorf("look for config homes that were left: %w", err)
 	}
 	for _, id := range left {
-		if err := s.removeHome(ctx, g, tenantID, id); err != nil {
+		err := s.removeHome(ctx, g, tenantID, id)
+		if ctx.Err() != nil || errors.Is(err, guest.ErrGone) || db.Away(err) {
 			return err
+		}
+		if err != nil {
+			s.log.Warn("a config home stays on its machine", "conversation", id, "error", err)
 		}
 	}
 	return nil

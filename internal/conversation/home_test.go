@@ -168,6 +168,19 @@ func TestConfigHomes(t *testing.T) {
 		t.Parallel()
 		rebuilt(set(t, `echo first > "$MANAGOAT_RUNTIME_TEMPLATE/codex/built"`))
 	})
+	t.Run("a home that cannot be removed is in nobody's way", func(t *testing.T) {
+		t.Parallel()
+		h := homes{parking{w, t}, one.ws}
+		id, place := h.make(agent.Codex)
+		h.in("cd %s; deep=$(printf 'd/%%.0s' $(seq 400)); for i in 1 2 3; do mkdir -p $deep; cd $deep; done", place)
+		if _, err := w.Conversations.Terminate(t.Context(), w.Owner.Actor, id); err != nil {
+			t.Fatal(err)
+		}
+		h.make(agent.Codex)
+		h.in("rm -r %s/d", place)
+		h.make(agent.Codex)
+		h.in("test ! -e %s", place)
+	})
 	t.Run("a machine of its own", func(t *testing.T) {
 		t.Parallel()
 		ownMachine(w, t)

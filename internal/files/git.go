@@ -99,7 +99,7 @@ func (d *disk) repository(ctx context.Context, p string) (*repository, error) {
 	if len(fields) < 4 {
 		return nil, fmt.Errorf("find the repository of %s: git said nothing of it", p)
 	}
-	r.top, r.gitDir, r.state = fields[0], fields[1], fields[2]
+	r.top, r.gitDir, r.state = fields[0], fields[1], r.name(fields[2])
 	if !d.within(r.top) || !d.within(r.gitDir) {
 		return nil, r.notARepository(nil) // its own configuration leads out
 	}
@@ -298,8 +298,8 @@ func (s *Service) GitStatus(ctx context.Context, actor tenant.Actor, id uuid.UUI
 		return GitStatus{}, err
 	}
 	return GitStatus{
-		Path: r.gate.String(r.top), Branch: r.branch(parsed), Head: parsed.oid, Upstream: r.gate.String(parsed.upstream), Ahead: parsed.ahead, Behind: parsed.behind,
-		Operation: r.state, Entries: r.entries(parsed, MaxEntries), Truncated: more || len(parsed.entries) > MaxEntries,
+		Path: r.name(r.top), Branch: r.branch(parsed), Head: r.name(parsed.oid), Upstream: r.name(parsed.upstream), Ahead: parsed.ahead, Behind: parsed.behind,
+		Operation: r.state, Entries: r.entries(parsed, MaxEntries), Truncated: more || parsed.cut,
 	}, nil
 }
 
@@ -315,15 +315,22 @@ func (r *repository) branch(p porcelain) *string {
 	if p.branch == "" {
 		return nil
 	}
-	name := r.gate.String(p.branch)
+	name := r.name(p.branch)
 	return &name
+}
+
+// name is a path or another name as it is shown: no longer than one can be, whatever says that it is git, and in memory of its
+// own, so that a few of them do not keep all that was read.
+func (d *disk) name(s string) string {
+	s = d.gate.String(s)
+	return strings.ToValidUTF8(strings.Clone(s[:min(len(s), maxPath)]), "")
 }
 
 // entries are the first of what differs.
 func (r *repository) entries(p porcelain, most int) []GitEntry {
 	all := []GitEntry{}
 	for _, e := range p.entries[:min(len(p.entries), most)] {
-		e.Path, e.RenamedFrom = r.gate.String(e.Path), r.gate.String(e.RenamedFrom)
+		e.Path, e.RenamedFrom = r.name(e.Path), r.name(e.RenamedFrom)
 		all = append(all, e)
 	}
 	return all

@@ -24,7 +24,10 @@ type porcelain struct {
 	ahead    int
 	behind   int
 	stashes  int // where they were asked for
-	entries  []GitEntry
+
+	staged, unstaged, untracked int
+	entries                     []GitEntry // the first MaxEntries
+	cut                         bool       // there are more
 }
 
 // parsePorcelain reads whole records; a last one without its NUL was cut and is left out, as is what cannot be read.
@@ -49,11 +52,11 @@ func parsePorcelain(out string) porcelain {
 			p.header(rest)
 		case "?":
 			if rest != "" {
-				p.entries = append(p.entries, GitEntry{Path: rest, Index: "?", Worktree: "?"})
+				p.add(GitEntry{Path: rest, Index: "?", Worktree: "?"})
 			}
 		case "1": // XY sub mH mI mW hH hI path
 			if f := strings.SplitN(rest, " ", 8); len(f) == 8 && f[7] != "" {
-				p.add(f, f[7], "")
+				p.change(f, GitEntry{Path: f[7]})
 			}
 		case "2": // XY sub mH mI mW hH hI Xscore path NUL from
 			from, ok := next()
@@ -61,14 +64,11 @@ func parsePorcelain(out string) porcelain {
 				return p
 			}
 			if f := strings.SplitN(rest, " ", 9); len(f) == 9 && f[8] != "" {
-				p.add(f, f[8], from)
+				p.change(f, GitEntry{Path: f[8], RenamedFrom: from})
 			}
 		case "u": // XY sub m1 m2 m3 mW h1 h2 h3 path
 			if f := strings.SplitN(rest, " ", 10); len(f) == 10 && f[9] != "" {
-				p.add(f, f[9], "")
-				if n := len(p.entries); n > 0 {
-					p.entries[n-1].Conflict = true
-				}
+				p.change(f, GitEntry{Path: f[9], Conflict: true})
 			}
 		}
 	}
@@ -96,14 +96,31 @@ func (p *porcelain) header(line string) {
 	}
 }
 
-func (p *porcelain) add(fields []string, path, from string) {
+// change adds a path that git knows.
+func (p *porcelain) change(fields []string, e GitEntry) {
 	xy := fields[0]
 	if len(xy) != 2 {
 		return
 	}
-	p.entries = append(p.entries, GitEntry{
-		Path: path, Index: letter(xy[0]), Worktree: letter(xy[1]), RenamedFrom: from, Submodule: strings.HasPrefix(fields[1], "S"),
-	})
+	e.Index, e.Worktree, e.Submodule = letter(xy[0]), letter(xy[1]), strings.HasPrefix(fields[1], "S")
+	p.add(e)
+}
+
+func (p *porcelain) add(e GitEntry) {
+	switch {
+	case e.Index == "?":
+		p.untracked++
+	default:
+		if e.Index != "" {
+			p.staged++
+		}
+		if e.Worktree != "" {
+			p.unstaged++
+		}
+	}
+	if p.cut = len(p.entries) == MaxEntries; !p.cut { // of a short name an entry is twenty times its record
+		p.entries = append(p.entries, e)
+	}
 }
 
 func letter(c byte) string {

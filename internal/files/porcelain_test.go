@@ -4,6 +4,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
+
+	"managoat/internal/transcript"
 )
 
 func TestPorcelainRecordsAreReadWhateverTheNames(t *testing.T) {
@@ -32,6 +35,9 @@ func TestPorcelainRecordsAreReadWhateverTheNames(t *testing.T) {
 	if !slices.Equal(got.entries, want) {
 		t.Errorf("entries %+v", got.entries)
 	}
+	if got.staged != 3 || got.unstaged != 4 || got.untracked != 1 || got.cut {
+		t.Errorf("counted %+v", got)
+	}
 	if got.branch != "feature/x" || got.oid != hash || got.upstream != "origin/feature/x" || got.ahead != 2 || got.behind != 13 {
 		t.Errorf("head %+v", got)
 	}
@@ -50,6 +56,23 @@ func TestAPorcelainOutputThatWasCutHasNoHalfRecord(t *testing.T) {
 		if len(got) > len(full) || !slices.Equal(got, full[:len(got)]) {
 			t.Errorf("cut at %d: %+v", n, got)
 		}
+	}
+}
+
+// What is kept of a repository is small, however long its state is, and whatever says that it is git.
+func TestWhatIsShownOfAStateDoesNotKeepAllOfIt(t *testing.T) {
+	t.Parallel()
+	r := &repository{disk: &disk{gate: transcript.NewGate(transcript.NewRedactor())}}
+	p := parsePorcelain("? short\x00? " + strings.Repeat("x", maxPath-1) + "é" + strings.Repeat("x", 1<<20) + "\x00")
+	got := r.entries(p, 20)
+	if unsafe.StringData(got[0].Path) == unsafe.StringData(p.entries[0].Path) {
+		t.Error("a name lies in what was read")
+	}
+	if p = parsePorcelain(strings.Repeat("? x\x00", MaxEntries+5)); len(p.entries) != MaxEntries || p.untracked != MaxEntries+5 || !p.cut {
+		t.Errorf("%d entries, %d untracked, cut %v", len(p.entries), p.untracked, p.cut)
+	}
+	if got[0].Path != "short" || got[1].Path != strings.Repeat("x", maxPath-1) {
+		t.Errorf("%s, and one of %d bytes", got[0].Path, len(got[1].Path))
 	}
 }
 

@@ -27,7 +27,7 @@ const (
 	maxCommits      = 1000 // that are counted of a repository
 	shownFiles      = 20   // of a repository
 	shownCommits    = 20
-	surveyed        = 4  // repositories that are looked at at once
+	surveyed        = 4               // repositories that are looked at at once
 	findTimeout     = 5 * time.Second // for looking through the folders; what was found by then counts
 	surveyTimeout   = 25 * time.Second
 )
@@ -170,9 +170,9 @@ func (s *Service) work(ctx context.Context, tenantID uuid.UUID, up *workspace.Up
 	all.SetLimit(surveyed)
 	for i, at := range found {
 		all.Go(func() error {
-			r, of, err := d.workOf(ctx, at)
+			r, of, err := d.workInTime(ctx, at, i == len(found)-1)
 			if err != nil {
-				of = RepositoryWork{Path: d.gate.String(at), Files: []GitEntry{}, Commits: []Commit{}, Error: d.why(ctx, err)}
+				of = RepositoryWork{Path: d.name(at), Files: []GitEntry{}, Commits: []Commit{}, Error: why(err)}
 			} else {
 				tops[i] = r.top
 			}
@@ -194,9 +194,27 @@ func (s *Service) work(ctx context.Context, tenantID uuid.UUID, up *workspace.Up
 	return w, nil
 }
 
+// workInTime is workOf in half of the time that is left, unless it is the last: one repository in which git hangs hides no
+// other.
+func (d *disk) workInTime(ctx context.Context, at string, last bool) (*repository, RepositoryWork, error) {
+	if deadline, ok := ctx.Deadline(); ok && !last {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, RepositoryWork{}, err
+	}
+	r, of, err := d.workOf(ctx, at)
+	if err != nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return r, of, err
+}
+
 // why says to people why a repository could not be looked at.
-func (d *disk) why(ctx context.Context, err error) string {
-	if r, ok := refusal.As(err); ok && ctx.Err() == nil {
+func why(err error) string {
+	if r, ok := refusal.As(err); ok {
 		return r.Message
 	}
 	return "There was no time to look at it."
@@ -243,19 +261,8 @@ func (d *disk) workOf(ctx context.Context, at string) (*repository, RepositoryWo
 	if err != nil {
 		return nil, RepositoryWork{}, err
 	}
-	w := RepositoryWork{Path: r.gate.String(r.top), Branch: r.branch(p), Operation: r.state, Files: r.entries(p, shownFiles), Commits: []Commit{}, Stashes: p.stashes, Truncated: more}
-	for _, e := range p.entries {
-		switch {
-		case e.Index == "?":
-			w.Untracked++
-			continue
-		case e.Index != "":
-			w.Staged++
-		}
-		if e.Worktree != "" {
-			w.Unstaged++
-		}
-	}
+	w := RepositoryWork{Path: r.name(r.top), Branch: r.branch(p), Operation: r.state, Staged: p.staged, Unstaged: p.unstaged, Untracked: p.untracked,
+		Files: r.entries(p, shownFiles), Commits: []Commit{}, Stashes: p.stashes, Truncated: more}
 	// rev-list, and not log: that one's configuration can name a program to run.
 	args := []string{"rev-list", "--max-count=" + strconv.Itoa(maxCommits+1), "--no-commit-header", "--format=%h %s", "--branches"}
 	if p.oid != "" {
@@ -268,7 +275,7 @@ func (d *disk) workOf(ctx context.Context, at string) (*repository, RepositoryWo
 	for line := range strings.Lines(string(out)) {
 		if w.Unpushed++; w.Unpushed <= shownCommits {
 			id, subject, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-			w.Commits = append(w.Commits, Commit{id, r.gate.OneLine(subject, maxSubject)})
+			w.Commits = append(w.Commits, Commit{r.gate.OneLine(id, maxSubject), r.gate.OneLine(subject, maxSubject)})
 		}
 	}
 	w.Truncated = w.Truncated || more || w.Unpushed > maxCommits
@@ -276,5 +283,5 @@ func (d *disk) workOf(ctx context.Context, at string) (*repository, RepositoryWo
 	return r, w, nil
 }
 
-// maxSubject bounds the first line of a commit, in characters.
+// maxSubject bounds what is shown of the first line of a commit, in characters.
 const maxSubject = 200

@@ -1,6 +1,7 @@
 package files_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"managoat/internal/testworld"
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
+	"managoat/sandbox/guest"
 )
 
 // A preview names what a rebuild takes with it: of a machine that is up what is there now, of a parked one what was there when
@@ -122,12 +124,18 @@ ln -s /srv/app ~/app`)
 			<-time.After(20 * time.Millisecond)
 		}
 	}
+	d.sh(t, "git init -q ~/a-pipe; mkfifo ~/a-pipe/.git/index")
 	exec("update machines set woken_at = woken_at - interval '1 hour'")
 	if err := d.Workspaces.ParkDue(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	is(machine.Suspended)
 	p = preview()
+	// One in which git hangs hides no other.
+	if hangs := p.Work.Repositories[1]; hangs.Path != "/home/sprite/a-pipe" || !strings.Contains(hangs.Error, "no time") {
+		t.Errorf("one in which git hangs: %+v", hangs)
+	}
+	p.Work.Repositories = slices.Delete(p.Work.Repositories, 1, 2)
 	check(p, files.FromPark)
 	if !slices.Equal(p.ChangedFields, []string{"env_vars"}) {
 		t.Errorf("fields %v", p.ChangedFields)
@@ -139,10 +147,26 @@ ln -s /srv/app ~/app`)
 		t.Fatal(err)
 	}
 	is(machine.Ready)
-	d.sh(t, "rm -rf ~/damaged ~/made; git -C /srv/app stash drop -q")
+	d.sh(t, "rm -rf ~/a-pipe ~/damaged ~/made; git -C /srv/app stash drop -q")
 	if p = preview(); p.Source != files.FromMachine || len(p.Work.Repositories) != 1 || p.Work.Repositories[0].Stashes != 0 {
 		t.Errorf("woken: %+v", p)
 	}
+	// A program in git's place says what it likes: nothing of it is shown that may not be, nor keeps a park from writing it down.
+	d.as(t, guest.Root, `
+mv /usr/bin/git /usr/bin/git.real
+cat > /usr/bin/git <<'END'
+#!/bin/sh
+case "$*" in
+*rev-list*) printf 'hush-of-the-environment\0 x\n' ;;
+*status*) printf '# branch.oid x\0# branch.head %01000000d\0' 1 ;;
+*) exec git.real "$@" ;;
+esac
+END
+chmod 755 /usr/bin/git`)
+	if p = preview(); len(p.Work.Repositories) != 2 || p.Work.Repositories[0].Commits[0].ID != "[REDACTED]␀" || len(*p.Work.Repositories[0].Branch) > 4096 {
+		t.Errorf("another git: %.2000s", fmt.Sprintf("%+v", p.Work))
+	}
+	d.as(t, guest.Root, "mv /usr/bin/git.real /usr/bin/git")
 	if err := d.Provider.Stop(t.Context(), "mg-"+ws.SandboxID.String()); err != nil {
 		t.Fatal(err)
 	}

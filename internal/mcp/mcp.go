@@ -23,6 +23,7 @@ import (
 const (
 	MaxServers = 50
 	MaxBytes   = 128 << 10 // of their JSON, all together
+	MaxValues  = 256 << 10 // bytes that values put in the places of their variables, all together
 	MaxURL     = 2048      // bytes
 )
 
@@ -183,18 +184,25 @@ func expand(text string, value func(name string) string) (string, error) {
 }
 
 // Resolve puts values in the place of the variables. missing names all that have none, sorted; problems say what is wrong with
-// what came out, by server and field, and never what it is.
+// what came out, by server and field, and never what it is. A long value that is named often stays out from MaxValues on.
 func (s Servers) Resolve(value func(name string) (string, bool)) (resolved Servers, missing []string, problems error) {
-	none := map[string]bool{}
+	none, size := map[string]bool{}, 0
 	var v refusal.Validation
 	resolved = s.rewrite(func(server, field, text string) string {
+		before := size
 		out, err := expand(text, func(name string) string {
 			val, ok := value(name)
 			if !ok {
 				none[name] = true
 			}
+			if size += len(val); size > MaxValues {
+				return ""
+			}
 			return val
 		})
+		if before <= MaxValues && size > MaxValues {
+			v.Add(server+"."+field, "makes the values of all variables larger than %d bytes, all together", MaxValues)
+		}
 		if err != nil {
 			v.Add(server+"."+field, "%v", err)
 		} else if len(none) == 0 {

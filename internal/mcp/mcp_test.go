@@ -131,6 +131,21 @@ func TestVariablesGetTheirValuesAndAllThatLackOneAreNamed(t *testing.T) {
 	}
 }
 
+// Else an agent of a few kilobytes would be gigabytes in the server.
+func TestValuesThatAreNamedOftenDoNotMultiplyWithoutBound(t *testing.T) {
+	t.Parallel()
+	often := strings.Repeat("${A}", mcp.MaxBytes/8)
+	s := mcp.Servers{"s": {Command: "x", Args: []string{"${A}", often, often, "${A}"}}}
+	value := strings.Repeat("$", 32<<10)
+	got, missing, err := s.Resolve(func(string) (string, bool) { return value, true })
+	if fields := refusal.FieldErrors(err); len(missing) != 0 || len(fields) != 1 || len(fields["s.args[1]"]) != 1 {
+		t.Errorf("%v %v", missing, fields)
+	}
+	if raw, err := json.Marshal(got); err != nil || len(raw) > 2*mcp.MaxValues {
+		t.Errorf("%d bytes, %v", len(raw), err)
+	}
+}
+
 func TestARuntimeReadsServersInItsOwnForm(t *testing.T) {
 	t.Parallel()
 	s := mcp.Servers{

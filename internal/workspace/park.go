@@ -188,8 +188,16 @@ func (s *Service) park(ctx context.Context, h *operation.Held) error {
 	if err := json.Unmarshal(h.Payload, &why); err != nil {
 		return fmt.Errorf("read why the machine parks: %w", err)
 	}
-	switch why.Code {
-	case becauseIdle:
+	if why.Code == becauseCeiling {
+		if err := s.endTurns(ctx, h, MachineParked); err != nil {
+			return err
+		}
+	}
+	var work json.RawMessage
+	if why.Code != machine.DiskFull { // such a machine is frozen, and answers nothing
+		work = s.lastWork(ctx, h)
+	}
+	if why.Code == becauseIdle { // still, after that look, which takes its time
 		prompted := cause{"prompted", "A prompt came before the machine had parked."}
 		spare := func(ctx context.Context, fn func(db.Tx) error) error { return h.Fail(ctx, prompted, fn) }
 		err := s.told(ctx, h, spare, func(tx db.Tx) error {
@@ -202,14 +210,6 @@ func (s *Service) park(ctx context.Context, h *operation.Held) error {
 		if !errors.Is(err, errStillDue) {
 			return err
 		}
-	case becauseCeiling:
-		if err := s.endTurns(ctx, h, MachineParked); err != nil {
-			return err
-		}
-	}
-	var work json.RawMessage
-	if why.Code != machine.DiskFull { // such a machine is frozen, and answers nothing
-		work = s.lastWork(ctx, h)
 	}
 	return later(s.o.Machines.Park(ctx, h, work))
 }

@@ -1,6 +1,8 @@
 package workspace_test
 
 import (
+	"context"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -138,4 +140,23 @@ func TestWakesThatThereIsNothingFor(t *testing.T) {
 	if err != nil || trail != "workspace.wake key, workspace.park system, workspace.wake key" {
 		t.Errorf("the trail says %q, %v", trail, err)
 	}
+
+	// A prompt that comes while a park looks at the disk is in time.
+	on.Workspaces.UseSurvey(func(context.Context, uuid.UUID, *workspace.Up) (json.RawMessage, error) {
+		change(t, w, "update machines set woken_at = now() where workspace_id = $1", ws.ID)
+		return nil, nil
+	})
+	change(t, w, "update machines set woken_at = woken_at - interval '1 hour' where workspace_id = $1", ws.ID)
+	if err := on.Workspaces.ParkDue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the park to end", func() bool {
+		var parks, spared int
+		err := w.Instance.Owner(t).QueryRow(t.Context(), "select count(*), count(*) filter (where state = 'failed') from operations where kind = 'park' and state in ('done', 'failed')").Scan(&parks, &spared)
+		if err != nil || parks == 2 && spared != 1 {
+			t.Fatalf("%d parks, %d stood down, %v", parks, spared, err)
+		}
+		return parks == 2
+	})
+	is(t, w, ws.ID, machine.Ready)
 }
