@@ -114,13 +114,18 @@ func TestClaudeRunsTheHooksOfTheTemplate(t *testing.T) {
 		in.SetupScript = `cd "$MANAGOAT_RUNTIME_TEMPLATE/claude"
 			echo '{"hooks": {"UserPromptSubmit": [{"hooks": [{"type": "command", "command": "$CLAUDE_CONFIG_DIR/hook.sh"}]}]}}' > settings.json
 			printf '#!/bin/sh\ntouch "$CLAUDE_CONFIG_DIR/hooked"\n' > hook.sh && chmod 750 hook.sh
-			echo 'template memory' > CLAUDE.md`
+			echo 'template memory' > CLAUDE.md
+			mkdir ~/.claude ~/shop; echo 'memory of the home' > ~/.claude/CLAUDE.md; echo 'memory of the shop' > ~/shop/CLAUDE.md
+			echo '{"hooks": {"UserPromptSubmit": [{"hooks": [{"type": "command", "command": "touch ~/hooked"}]}]}}' > ~/.claude/settings.json`
 	}))
-	c := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID}).ID
+	c := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID, Cwd: "/home/sprite/shop"}).ID
 	must(t, w.Ask(c, "hello"), conversation.Completed, "")
-	if !w.Outside.Model.Heard("template memory") {
-		t.Error("the model did not hear the template's instructions")
+	for said, heard := range map[string]bool{"template memory": true, "memory of the shop": true, "memory of the home": false} {
+		if w.Outside.Model.Heard(said) != heard {
+			t.Errorf("the model heard the %s: %v", said, !heard)
+		}
 	}
+	w.InMachine(ws.ID, "test ! -e ~/hooked")
 	w.InMachine(ws.ID, "test -f ~/.managoat/c/"+c.String()+"/hooked")
 }
 

@@ -35,6 +35,8 @@ func (command) Capabilities() sdk.ClientCapabilities {
 	return sdk.ClientCapabilities{Fs: sdk.FileSystemCapabilities{ReadTextFile: true, WriteTextFile: true}, Terminal: true}
 }
 
+func (command) SessionMeta() map[string]any { return nil }
+
 func (command) AuthMethod() string { return "" }
 
 func (command) Mode() string { return "" }

@@ -73,6 +73,12 @@ func (claude) Capabilities() sdk.ClientCapabilities {
 	return sdk.ClientCapabilities{Auth: sdk.AuthCapabilities{Meta: map[string]any{"gateway": true}}}
 }
 
+// SessionMeta keeps the CLI from reading the home's own .claude/CLAUDE.md as the memory of a project around every folder
+// below: what a conversation is told comes from its config home and its folder.
+func (claude) SessionMeta() map[string]any {
+	return map[string]any{"claudeCode": map[string]any{"options": map[string]any{"settings": map[string]any{"claudeMdExcludes": []string{guest.Home + "/.claude/**"}}}}}
+}
+
 // AuthMethod gateway without a gateway's address leaves the environment's in place. Without it the adapter runs
 // `claude auth status` at every prompt, beside the model's work: 100 MB and up to half a second of CPU.
 func (claude) AuthMethod() string { return "gateway" }

@@ -8,6 +8,7 @@ type later struct{}
 func (later) Argv(Launch) []string                 { return nil }
 func (later) Defaults(Launch) map[string]string    { return map[string]string{} }
 func (later) Capabilities() sdk.ClientCapabilities { return sdk.ClientCapabilities{} }
+func (later) SessionMeta() map[string]any          { return nil }
 func (later) AuthMethod() string                   { return "" }
 func (later) Mode() string                         { return "" }
 func (later) Outcome(t ToolCall) Outcome           { return outcome(t) }
