@@ -1,6 +1,7 @@
 package conversation_test
 
 import (
+	"bytes"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,18 +116,27 @@ func TestClaudeRunsTheHooksOfTheTemplate(t *testing.T) {
 			echo '{"hooks": {"UserPromptSubmit": [{"hooks": [{"type": "command", "command": "$CLAUDE_CONFIG_DIR/hook.sh"}]}]}}' > settings.json
 			printf '#!/bin/sh\ntouch "$CLAUDE_CONFIG_DIR/hooked"\n' > hook.sh && chmod 750 hook.sh
 			echo 'template memory' > CLAUDE.md
-			mkdir ~/.claude ~/shop; echo 'memory of the home' > ~/.claude/CLAUDE.md; echo 'memory of the shop' > ~/shop/CLAUDE.md
+			mkdir ~/.claude ~/shop; echo 'memory of the home' > ~/.claude/CLAUDE.md; echo 'memory of the shop' > ~/shop/CLAUDE.md; echo 'memory of the folder' > ~/CLAUDE.md
 			echo '{"hooks": {"UserPromptSubmit": [{"hooks": [{"type": "command", "command": "touch ~/hooked"}]}]}}' > ~/.claude/settings.json`
 	}))
-	c := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID, Cwd: "/home/sprite/shop"}).ID
-	must(t, w.Ask(c, "hello"), conversation.Completed, "")
-	for said, heard := range map[string]bool{"template memory": true, "memory of the shop": true, "memory of the home": false} {
-		if w.Outside.Model.Heard(said) != heard {
-			t.Errorf("the model heard the %s: %v", said, !heard)
+	for cwd, folder := range map[string]string{"/home/sprite/shop": "memory of the shop", "": "memory of the folder"} {
+		asked := len(w.Outside.Model.Calls())
+		c := w.Launch(conversation.CreateInput{AgentID: w.Claude(), WorkspaceID: &ws.ID, Cwd: cwd}).ID
+		must(t, w.Ask(c, "hello"), conversation.Completed, "")
+		var heard []byte
+		for _, call := range w.Outside.Model.Calls()[asked:] {
+			heard = append(heard, call.Body...)
 		}
+		for _, said := range []string{"template memory", folder} {
+			if !bytes.Contains(heard, []byte(said)) {
+				t.Errorf("in %q the model did not hear the %s", cwd, said)
+			}
+		}
+		if bytes.Contains(heard, []byte("memory of the home")) {
+			t.Errorf("in %q the model heard the home's own instructions", cwd)
+		}
+		w.InMachine(ws.ID, "test -f ~/.managoat/c/"+c.String()+"/hooked && test ! -e ~/hooked")
 	}
-	w.InMachine(ws.ID, "test ! -e ~/hooked")
-	w.InMachine(ws.ID, "test -f ~/.managoat/c/"+c.String()+"/hooked")
 }
 
 func TestNoPromptStartsASecondClaudeToLookAtItsKey(t *testing.T) {

@@ -93,7 +93,7 @@ func (p *process) openSession(ctx context.Context, c queries.Conversation, caps 
 	var answer struct {
 		SessionID string `json:"sessionId"`
 	}
-	if err := p.peer.Call(ctx, sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Meta: p.runtime.SessionMeta(), Cwd: p.cwd, McpServers: servers}, &answer); err != nil {
+	if err := p.peer.Call(ctx, sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Meta: p.runtime.SessionMeta(p.launch, p.cwd), Cwd: p.cwd, McpServers: servers}, &answer); err != nil {
 		return "", "", handshake("session/new", err)
 	}
 	if answer.SessionID == "" || len(answer.SessionID) > maxSessionID {
@@ -134,10 +134,10 @@ func (p *process) resume(ctx context.Context, id string, caps sdk.AgentCapabilit
 	defer cancel()
 	switch {
 	case caps.SessionCapabilities.Resume != nil:
-		err := p.peer.Call(ctx, sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{Meta: p.runtime.SessionMeta(), SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: servers}, nil)
+		err := p.peer.Call(ctx, sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{Meta: p.runtime.SessionMeta(p.launch, p.cwd), SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: servers}, nil)
 		return sessionResumed, err
 	case caps.LoadSession:
-		err := p.peer.Call(ctx, sdk.AgentMethodSessionLoad, sdk.LoadSessionRequest{Meta: p.runtime.SessionMeta(), SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: servers}, nil)
+		err := p.peer.Call(ctx, sdk.AgentMethodSessionLoad, sdk.LoadSessionRequest{Meta: p.runtime.SessionMeta(p.launch, p.cwd), SessionId: sdk.SessionId(id), Cwd: p.cwd, McpServers: servers}, nil)
 		return sessionLoaded, err
 	}
 	return "", nil

@@ -35,7 +35,7 @@ func (command) Capabilities() sdk.ClientCapabilities {
 	return sdk.ClientCapabilities{Fs: sdk.FileSystemCapabilities{ReadTextFile: true, WriteTextFile: true}, Terminal: true}
 }
 
-func (command) SessionMeta() map[string]any { return nil }
+func (command) SessionMeta(Launch, string) map[string]any { return nil }
 
 func (command) AuthMethod() string { return "" }
 

@@ -73,10 +73,15 @@ func (claude) Capabilities() sdk.ClientCapabilities {
 	return sdk.ClientCapabilities{Auth: sdk.AuthCapabilities{Meta: map[string]any{"gateway": true}}}
 }
 
-// SessionMeta keeps the CLI from reading the home's own .claude/CLAUDE.md as the memory of a project around every folder
-// below: what a conversation is told comes from its config home and its folder.
-func (claude) SessionMeta() map[string]any {
-	return map[string]any{"claudeCode": map[string]any{"options": map[string]any{"settings": map[string]any{"claudeMdExcludes": []string{guest.Home + "/.claude/**"}}}}}
+// SessionMeta keeps the CLI from the home's own .claude: as the memory of a project around every folder below, and, where
+// the home is the folder itself, as that project's settings. What a conversation is told comes from its config home and its
+// folder.
+func (claude) SessionMeta(l Launch, cwd string) map[string]any {
+	options := map[string]any{"settings": map[string]any{"claudeMdExcludes": []string{guest.Home + "/.claude/**"}}}
+	if cwd == guest.Home {
+		options["projectConfigRoot"] = l.Home
+	}
+	return map[string]any{"claudeCode": map[string]any{"options": options}}
 }
 
 // AuthMethod gateway without a gateway's address leaves the environment's in place. Without it the adapter runs

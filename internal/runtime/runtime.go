@@ -50,8 +50,8 @@ type Runtime interface {
 	Servers(Launch) []sdk.McpServer
 	// Capabilities of the client, that it makes use of.
 	Capabilities() sdk.ClientCapabilities
-	// SessionMeta goes with session/new, load and resume; nil for none.
-	SessionMeta() map[string]any
+	// SessionMeta goes with session/new, load and resume in a working directory; nil for none.
+	SessionMeta(l Launch, cwd string) map[string]any
 	// AuthMethod is the method of the protocol's authenticate that tells an agent that its keys are a gateway's; "" for none.
 	AuthMethod() string
 	// Mode is set by session/set_mode after each new, load and resume; "" leaves the agent's own.
