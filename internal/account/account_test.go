@@ -75,6 +75,17 @@ func TestADeletedAccountLeavesNothingAndTouchesNoOther(t *testing.T) {
 		t.Errorf("somebody signs in: %v", err)
 	}
 
+	if _, err := w.Workspaces.EndAll(t.Context(), tenant.SystemActor(w.Owner.TenantID, "account.delete")); err != nil {
+		t.Fatal(err)
+	}
+	w.Until("its conversations have ended", func() bool {
+		for _, c := range []conversation.Conversation{running, alone} {
+			if got, err := w.Conversations.Get(t.Context(), w.Owner.Actor, c.ID); err != nil || got.Status != conversation.Terminated {
+				return false
+			}
+		}
+		return true
+	})
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	ended := make(chan error, 1)
