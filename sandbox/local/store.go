@@ -77,6 +77,17 @@ func writeFile(name string, data []byte, mode fs.FileMode) error {
 	return os.Rename(f.Name(), name)
 }
 
+// flush brings a file to the disk: a machine whose description was lost with the host's power would be taken for a broken
+// one, and be built anew.
+func flush(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
 func writeJSON(name string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -264,7 +275,7 @@ func (p *Provider) make(spec sandbox.Spec, on *layer) (_ *machine, err error) {
 			p.releaseRange(m.Range, m.Name)
 		}
 	}()
-	if err := writeJSON(m.path("machine.json"), m); err != nil {
+	if err := errors.Join(writeJSON(m.path("machine.json"), m), flush(m.path("machine.json"))); err != nil {
 		return nil, err
 	}
 	final := filepath.Join(p.dir, "machines", m.Name)
