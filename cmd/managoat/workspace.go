@@ -12,12 +12,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"managoat/internal/client"
+	"managoat/internal/refusal"
 )
 
 // workspaceView is what the verbs show of a workspace.
 type workspaceView struct {
 	ID                string          `json:"id"`
 	Name              string          `json:"name"`
+	Implicit          bool            `json:"implicit"`
 	Status            string          `json:"status"`
 	MachineStatus     string          `json:"machine_status"`
 	SetupStep         string          `json:"setup_step"`
@@ -151,6 +153,9 @@ func workspaceList() *cobra.Command {
 			if err := json.Unmarshal(item, &w); err != nil {
 				return err
 			}
+			if w.Implicit {
+				w.Name += " (a conversation's own)"
+			}
 			rows = append(rows, []string{w.Name, w.state(), fmt.Sprint(w.ConversationCount), ago(w.LastActiveAt), w.ID})
 		}
 		return stdout().table([]string{"NAME", "STATUS", "CONVERSATIONS", "LAST ACTIVE", "ID"}, rows)
@@ -244,6 +249,10 @@ func workspaceSetUp(name, short string, flags []string) *cobra.Command {
 			}
 		}
 		if w, err = workspaceCall(c, cl, "POST", "/api/workspaces/"+w.ID+"/"+name, in); err != nil {
+			var no *client.Refused
+			if errors.As(err, &no) && no.Code == string(refusal.TurnsRunning) {
+				err = fmt.Errorf("%w (here: --interrupt; `managoat workspace rebuild-preview` names them)", err)
+			}
 			return err
 		}
 		if follow {
@@ -422,8 +431,12 @@ func workspaceDelete() *cobra.Command {
 
 func (w workspaceView) state() string {
 	s := w.Status
-	if s == "ready" && w.MachineStatus == "suspended" {
+	switch {
+	case s != "ready":
+	case w.MachineStatus == "suspended":
 		s = "parked"
+	case w.MachineStatus == "lost":
+		s = "machine lost, built again by the next prompt"
 	}
 	if w.SetupStep != "" && w.Status == "provisioning" {
 		s += " (" + w.SetupStep + ")"
