@@ -27,9 +27,9 @@ type piped struct {
 	send func(ctx context.Context, sql string, args []any) (results, error)
 }
 
-// statements runs each statement under one account, or under none (uuid.Nil), as a transaction of its own, in one round trip: the setting and the
-// statement travel as one batch, which PostgreSQL runs as one implicit transaction. Measured against no isolation at all: see
-// docs/benchmarks.md. Works through a pooler in transaction mode, since nothing outlives the transaction.
+// statements runs each statement under one account, or under none (uuid.Nil), as a transaction of its own, in one round
+// trip: the setting and the statement travel as one batch, which PostgreSQL runs as one implicit transaction. Measured
+// against no isolation at all: see docs/benchmarks.md. Works through a pooler in transaction mode, since nothing outlives the transaction.
 func statements(pool *pgxpool.Pool, tenant uuid.UUID) piped {
 	account := ""
 	if tenant != uuid.Nil {

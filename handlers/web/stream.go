@@ -152,9 +152,9 @@ func (f *feed) more(items []stream.Item) []stream.Item {
 }
 
 // live keeps a page true that shows a state: it sends what look makes of it at once, and again after events of the
-// account's stream that concern it, the first at once and then ever slower to once a pace; with always it looks again at every beat, for what changes without
-// an event. Nothing is lost between page and stream, since every connection
-// begins with the whole state.
+// account's stream that concern it, the first at once and then ever slower to once a pace; with always it looks again at
+// every beat, for what changes without an event. Nothing is lost between page and stream, since every connection begins
+// with the whole state.
 func (w *Console) live(c echo.Context, concerns func(stream.AccountEvent) bool, always bool, look func(context.Context) ([]views.Fragment, error)) error {
 	a := actor(c)
 	leave, err := w.streams.take(a)
