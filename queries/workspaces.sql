@@ -17,9 +17,10 @@ where w.tenant_id = app_tenant() and w.id = @id;
 -- name: Workspaces :many
 select sqlc.embed(w), sqlc.embed(m),
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, coalesce(h.away, false)::bool as away
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+left join (select id, host_away(id) as away from hosts) h on h.id = m.host_id -- asked once for each host
 where w.tenant_id = app_tenant() and w.status <> 'deleted' and (@implicit::bool or not w.implicit)
   and (sqlc.narg('after')::uuid is null or w.id < sqlc.narg('after'))
 order by w.id desc limit @at_most;

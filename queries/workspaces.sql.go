@@ -328,9 +328,10 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 const workspaces = `-- name: Workspaces :many
 select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, coalesce(h.away, false)::bool as away
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+left join (select id, host_away(id) as away from hosts) h on h.id = m.host_id -- asked once for each host
 where w.tenant_id = app_tenant() and w.status <> 'deleted' and ($1::bool or not w.implicit)
   and ($2::uuid is null or w.id < $2)
 order by w.id desc limit $3
