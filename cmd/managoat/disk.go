@@ -8,60 +8,17 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"managoat/internal/client"
-)
-
-// What of a workspace's disk is read, as the API answers it.
-type (
-	diskListing struct {
-		Path    string `json:"path"`
-		Entries []struct {
-			Name       string    `json:"name"`
-			Type       string    `json:"type"`
-			Size       int64     `json:"size"`
-			Mode       string    `json:"mode"`
-			ModifiedAt time.Time `json:"modified_at"`
-			Target     string    `json:"target"`
-		} `json:"entries"`
-		Truncated bool `json:"truncated"`
-	}
-	diskFile struct {
-		Path      string `json:"path"`
-		Size      int64  `json:"size"`
-		Encoding  string `json:"encoding"`
-		Content   string `json:"content"`
-		Truncated bool   `json:"truncated"`
-	}
-	diskStatus struct {
-		Path      string  `json:"path"`
-		Branch    *string `json:"branch"`
-		Head      string  `json:"head"`
-		Upstream  string  `json:"upstream"`
-		Ahead     int     `json:"ahead"`
-		Behind    int     `json:"behind"`
-		Operation string  `json:"operation"`
-		Entries   []struct {
-			Path        string `json:"path"`
-			Index       string `json:"index"`
-			Worktree    string `json:"worktree"`
-			RenamedFrom string `json:"renamed_from"`
-		} `json:"entries"`
-		Truncated bool `json:"truncated"`
-	}
-	diskDiff struct {
-		Diff      string `json:"diff"`
-		Truncated bool   `json:"truncated"`
-	}
+	"managoat/internal/files"
 )
 
 // diskVerbs read a workspace's disk. A read never wakes a parked machine.
 func diskVerbs() []*cobra.Command {
-	files := diskVerb("files WORKSPACE [PATH]", "List a directory of its machine", nil, func(p printer, l diskListing) error {
+	list := diskVerb("files WORKSPACE [PATH]", "List a directory of its machine", nil, func(p printer, l files.Listing) error {
 		rows := make([][]string, len(l.Entries))
 		for i, e := range l.Entries {
 			name, size := e.Name, strconv.FormatInt(e.Size, 10)
@@ -79,7 +36,7 @@ func diskVerbs() []*cobra.Command {
 		return p.table([]string{"MODE", "SIZE", "CHANGED", "NAME"}, rows)
 	})
 
-	cat := diskVerb("cat WORKSPACE PATH", "Print a file of its machine", []string{"max-bytes"}, func(p printer, f diskFile) error {
+	cat := diskVerb("cat WORKSPACE PATH", "Print a file of its machine", []string{"max-bytes"}, func(p printer, f files.Content) error {
 		content := f.Content
 		if f.Encoding == "base64" {
 			raw, err := base64.StdEncoding.DecodeString(f.Content)
@@ -97,7 +54,7 @@ func diskVerbs() []*cobra.Command {
 		return nil
 	})
 
-	status := diskVerb("git-status WORKSPACE [PATH]", "The state of a repository on its machine", nil, func(p printer, s diskStatus) error {
+	status := diskVerb("git-status WORKSPACE [PATH]", "The state of a repository on its machine", nil, func(p printer, s files.GitStatus) error {
 		branch := "no branch"
 		if s.Branch != nil {
 			branch = *s.Branch
@@ -131,14 +88,14 @@ func diskVerbs() []*cobra.Command {
 		return nil
 	})
 
-	diff := diskVerb("diff WORKSPACE [PATH]", "What changed in a repository on its machine", []string{"staged", "untracked", "ref", "max-bytes"}, func(p printer, d diskDiff) error {
+	diff := diskVerb("diff WORKSPACE [PATH]", "What changed in a repository on its machine", []string{"staged", "untracked", "ref", "max-bytes"}, func(p printer, d files.Diff) error {
 		p.text(d.Diff)
 		if d.Truncated {
 			fmt.Fprintln(os.Stderr, "The diff is longer: --max-bytes shows more, up to 4194304.")
 		}
 		return nil
 	})
-	return []*cobra.Command{files, cat, status, diff}
+	return []*cobra.Command{list, cat, status, diff}
 }
 
 // blank is a column of git's short state.

@@ -281,14 +281,21 @@ func later(err error) error {
 
 // endTurns interrupts the turns on a machine that is about to stop, and returns when they have ended, or had the time to.
 func (s *Service) endTurns(ctx context.Context, h *operation.Held, reason string) error {
+	return s.turnsEnd(ctx, h.WorkspaceID, func() (int, error) {
+		return s.o.Occupants.InterruptTurns(ctx, h.TenantID, h.WorkspaceID, reason)
+	})
+}
+
+// turnsEnd returns when no turn is left of those that end with a workspace's machine, or when they had the time to.
+func (s *Service) turnsEnd(ctx context.Context, workspaceID uuid.UUID, left func() (int, error)) error {
 	deadline := time.Now().Add(turnsEnd)
 	for {
-		changed := s.changes(h.WorkspaceID)
-		left, err := s.o.Occupants.InterruptTurns(ctx, h.TenantID, h.WorkspaceID, reason)
+		changed := s.changes(workspaceID)
+		n, err := left()
 		if err != nil {
-			return fmt.Errorf("interrupt the turns on the machine: %w", err)
+			return fmt.Errorf("look for turns that end: %w", err)
 		}
-		if left == 0 || time.Now().After(deadline) {
+		if n == 0 || time.Now().After(deadline) {
 			return nil
 		}
 		if err := wait(ctx, changed); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -181,23 +180,15 @@ func (s *Service) again(ctx context.Context, tenantID, id uuid.UUID, lost bool, 
 
 // awaitTurns returns when the turns that were asked to end with the machine have, or had the time to.
 func (r *setup) awaitTurns(ctx context.Context) error {
-	deadline := time.Now().Add(turnsEnd)
-	for said := false; ; said = true {
-		changed := r.s.changes(r.w.ID)
+	said := false
+	return r.s.turnsEnd(ctx, r.w.ID, func() (int, error) {
 		left, err := r.s.o.Occupants.EndingTurns(ctx, r.w.TenantID, r.w.ID)
-		if err != nil {
-			return fmt.Errorf("look for turns that end: %w", err)
-		}
-		if left == 0 || time.Now().After(deadline) {
-			return nil
-		}
-		if !said {
+		if left > 0 && !said {
+			said = true
 			r.out.say("Waiting for the turns on the machine to end: %d.", left)
 		}
-		if err := wait(ctx, changed); err != nil {
-			return err
-		}
-	}
+		return left, err
+	})
 }
 
 // cancel takes the machine of a locked workspace from whatever is under way with it.
