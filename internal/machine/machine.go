@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"managoat/db"
 	"managoat/internal/broker"
@@ -348,10 +349,10 @@ func (s *Service) wake(ctx context.Context, h *operation.Held, row queries.Machi
 	if err != nil {
 		return err
 	}
-	if err = prepare(ctx, g); err == nil {
-		err = s.Route(ctx, h.TenantID, row.ID)
-	}
-	if err != nil {
+	both, within := errgroup.WithContext(ctx) // side by side: a prompt waits for them
+	both.Go(func() error { return prepare(within, g) })
+	both.Go(func() error { return s.Route(within, h.TenantID, row.ID) })
+	if err := both.Wait(); err != nil {
 		// It is parked again, so it must not run.
 		return errors.Join(err, s.stop(context.WithoutCancel(ctx), p, row))
 	}
