@@ -70,6 +70,9 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 	if err := t.install(ctx); err != nil {
 		return nil, err
 	}
+	if err := t.s.o.Workspaces.Share(ctx, up); err != nil {
+		return nil, fmt.Errorf("show the machine the runtime's installation: %w", err)
+	}
 	return t.launch(ctx, up, bound, servers)
 }
 

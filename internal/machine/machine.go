@@ -250,6 +250,23 @@ func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, ho
 	return b, nil
 }
 
+// Share brings what machines of a provider see of this host's directories up to date, where that is a copy.
+func (s *Service) Share(ctx context.Context, provider string) error {
+	p, err := s.Provider(provider)
+	if err != nil {
+		return err
+	}
+	sharer, ok := p.(sandbox.Sharer)
+	if !ok {
+		return nil
+	}
+	mounts, err := s.o.Mounts(ctx)
+	for _, m := range mounts {
+		err = errors.Join(err, sharer.Share(ctx, m.Source))
+	}
+	return err
+}
+
 func (s *Service) start(ctx context.Context, p sandbox.Provider, row queries.Machine) (*guest.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
