@@ -3,12 +3,13 @@
 GO      ?= go
 DATA    ?= $(CURDIR)/.data
 LISTEN  ?= 127.0.0.1:8080
+IMAGE   ?= managoat-machine:latest
 BIN     := bin/managoat
 GUEST   := cmd/managoat/guest/managoat-guest
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps test-deps generate build run down test vet lint generated sqlc-check unit bench doctor clean
+.PHONY: help deps test-deps generate build run down test vet lint generated sqlc-check unit image bench doctor clean
 
 help: ## explain every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +54,9 @@ sqlc-check: ## fail when sqlc's code is not up to date (building sqlc takes minu
 
 unit: ## tests of one package: make unit PKG=./internal/workspace
 	$(GO) test $(PKG)
+
+image: ## build the image of the docker provider's machines (BASE=debian:bookworm-slim)
+	docker build --tag $(IMAGE) $(if $(BASE),--build-arg BASE=$(BASE)) sandbox/docker/image
 
 bench: build ## benchmarks, as ratios within one run (docs/benchmarks.md)
 	@.ci/bench
