@@ -131,14 +131,15 @@ func followTurn(ctx context.Context, cl *client.Client, conversation string, num
 	t := &turnPrinter{printer: stdout(), json: asJSON}
 	turnPath := fmt.Sprintf("/api/conversations/%s/turns/%d", conversation, number)
 	var final turnView
+	begun := number == 1
 	each := func(f client.Frame) error {
 		var e event
 		if f.Event != client.Opened {
 			if err := json.Unmarshal(f.Data, &e); err != nil {
 				return fmt.Errorf("the server sent an event that cannot be read: %w", err)
 			}
-			if e.TurnNumber != 0 && e.TurnNumber != number {
-				return nil
+			if begun = begun || e.TurnNumber == number; e.TurnNumber != number && (e.TurnNumber != 0 || !begun) {
+				return nil // another turn's, or the setup of a machine that was there before this one
 			}
 			if asJSON {
 				fmt.Fprintf(os.Stdout, "%s\n", f.Data)

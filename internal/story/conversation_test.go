@@ -167,6 +167,9 @@ func TestAConversationWithoutAWorkspaceBuildsOneOfItsOwnInItsTranscript(t *testi
 		}
 	}
 	c := get[[]Conversation](a, "/api/conversations")[0]
+	if stdout, _, code := a.cli("run", "loner", "--conversation", c.ID, "-p", "Please greet from your own machine once more."); code != 0 || strings.Contains(stdout, "machine\n") {
+		t.Errorf("the next turn shows the setup again: exit %d\n%s", code, stdout)
+	}
 	var lines []string
 	seen := map[string]string{}
 	for _, e := range a.rows(c.ID, "stage") {
