@@ -119,7 +119,7 @@ func shared(tb testing.TB) (*Server, *testworld.World) {
 			return
 		}
 		common.world = testworld.Open(&common.faults, dir)
-		common.server = newServer(filepath.Join(common.dir, "shared"), common.world.Environ()...)
+		common.server = newServer(filepath.Join(common.dir, "shared"), append(common.world.Environ(), "MANAGOAT_TRUSTED_PROXIES=127.0.0.1/32")...)
 		common.serveErr = common.server.start()
 	})
 	if common.serveErr != nil {
