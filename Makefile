@@ -13,7 +13,7 @@ compile := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w'
 server  := $(subst -s -w,-s -w -X main.version=$(VERSION),$(compile))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps test-deps generate build release run down test vet lint generated sqlc-check unit bench doctor clean
+.PHONY: help deps test-deps generate build release image-root run down test vet lint generated sqlc-check unit bench doctor clean
 
 help: ## explain every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,14 @@ release: ## build dist/ for every system (macOS: with the docker provider alone)
 	rm -rf dist
 	for to in $(RELEASE); do GOOS=$${to%-*} GOARCH=$${to#*-} $(server) -o dist/managoat-$$to ./cmd/managoat || exit; done
 	cd dist && { sha256sum managoat-* || shasum -a 256 managoat-*; } >SHA256SUMS
+
+image-root: build ## lay out what the server's container image holds, in dist/image (Dockerfile)
+	rm -rf dist/image
+	mkdir -p dist/image/root/etc/ssl/certs dist/image/own/data dist/image/own/runtimes
+	cp $(BIN) dist/image/root/managoat
+	cp /etc/ssl/certs/ca-certificates.crt dist/image/root/etc/ssl/certs/
+	echo 'managoat:x:65532:65532::/data:/managoat' >dist/image/root/etc/passwd
+	echo 'managoat:x:65532:' >dist/image/root/etc/group
 
 run: deps build ## bring everything up on one machine and print one URL (DATA=dir LISTEN=addr)
 	@$(BIN) runtimes install node

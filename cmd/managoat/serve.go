@@ -30,7 +30,8 @@ func serverVerbs() []*cobra.Command {
 		configured("serve", "Run the server", serve),
 		configured("down", "Park every machine of a data directory; stop its server, egress process and PostgreSQL", down),
 		configured("migrate", "Bring the database up to date and end", migrateVerb),
-		egressVerb(), doctorVerb(), adminVerbs(), runtimesVerbs(),
+		configured("health", "Say whether the server of these settings can work (exit 0: it can)", health),
+		dropRootVerb(), egressVerb(), doctorVerb(), adminVerbs(), runtimesVerbs(),
 		loginVerb(), workspaceVerbs(), runVerb(), meVerb(),
 	}
 }
