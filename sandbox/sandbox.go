@@ -84,7 +84,8 @@ type Limits struct {
 	DiskBytes   int64   `json:"disk_bytes"`
 }
 
-// Mount shows a host directory inside a machine, always read-only (the runtimes' adapters and node).
+// Mount shows a host directory inside a machine, always read-only (the runtimes' adapters and node). Directories on its
+// second level, such as claude/1.2.3, appear whole and never change.
 type Mount struct {
 	Source string // host path
 	Target string // path inside, absolute
@@ -105,6 +106,12 @@ type Created struct {
 	Adopted bool // true when a machine of that name was there already
 	Base    Base
 	Layer   *Layer // what it stands on; nil: nothing but its base
+}
+
+// Sharer is the part of a provider whose machines see a copy of a host directory that is mounted, not the directory itself.
+type Sharer interface {
+	// Share brings what machines see of a Mount's Source, those that run included, up to date with what lies there.
+	Share(ctx context.Context, source string) error
 }
 
 // Layers is the part of a provider that keeps what was installed in one machine, so that machines made later need not

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/guest/bridge"
 	"managoat/sandbox/guest/probe"
 	"managoat/sandbox/guest/recorder"
 	"managoat/sandbox/guest/server"
@@ -34,7 +35,7 @@ func main() {
 	case boot.Name:
 		err := boot.Boot()
 		if err == nil {
-			err = guest(true)
+			err = inherited(server.Config{Root: true, Nested: true})
 		}
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -54,18 +55,25 @@ func main() {
 	case probe.Name:
 		probe.Main()
 	case guestName:
-		fmt.Fprintln(os.Stderr, guest(false))
+		fmt.Fprintln(os.Stderr, inherited(server.Config{}))
 		os.Exit(1)
+	case boot.ContainerName:
+		run := contained
+		if len(os.Args) > 1 && os.Args[1] == boot.Bridge {
+			run = bridge.Main
+		}
+		if err := run(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	default:
 		fmt.Fprintf(os.Stderr, "%s: this program is started by Managoat\n", name)
 		os.Exit(2)
 	}
 }
 
-// guest serves until the machine ends. With root, commands get user namespaces of their own and may run as
-// machine root.
-func guest(root bool) error {
-	// Nothing of the machine may read this process's memory, even where it has the same uid.
+// harden makes this process one that nothing of the machine can read or end.
+func harden() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("not dumpable: %w", err)
 	}
@@ -73,6 +81,30 @@ func guest(root bool) error {
 	signal.Notify(make(chan os.Signal, 1))
 	server.KeepThreads()
 	unix.Umask(0) // files are made with the mode that was asked for
+	return nil
+}
+
+// contained is the guest of a container. It serves until the machine ends.
+func contained() error {
+	if err := harden(); err != nil {
+		return err
+	}
+	l, oom, err := boot.Container()
+	if err != nil {
+		return err
+	}
+	s, err := server.New(server.Config{Root: true, OOM: oom, Log: log.New(os.Stderr, "", log.LstdFlags|log.LUTC)})
+	if err != nil {
+		return err
+	}
+	return s.Serve(l)
+}
+
+// inherited is the guest on the descriptors that a local provider started it with. It serves until the machine ends.
+func inherited(c server.Config) error {
+	if err := harden(); err != nil {
+		return err
+	}
 	for fd := boot.ListenFD; fd < boot.ConfigFD; fd++ {
 		unix.CloseOnExec(fd)
 	}
@@ -87,7 +119,8 @@ func guest(root bool) error {
 	}
 	file.Close()
 	ready := os.NewFile(boot.ReadyFD, "ready")
-	s, err := server.New(server.Config{Root: root, OOM: os.NewFile(boot.OOMFD, "oom"), Log: log.New(os.Stderr, "", log.LstdFlags|log.LUTC)})
+	c.OOM, c.Log = os.NewFile(boot.OOMFD, "oom"), log.New(os.Stderr, "", log.LstdFlags|log.LUTC)
+	s, err := server.New(c)
 	if err != nil {
 		fmt.Fprint(ready, err)
 		return err

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,7 +41,6 @@ import (
 	"managoat/internal/vault"
 	"managoat/internal/workspace"
 	"managoat/sandbox"
-	"managoat/sandbox/local"
 )
 
 // databaseName is the embedded PostgreSQL's database.
@@ -234,7 +232,6 @@ type services struct {
 	writer        *transcript.Writer
 	operations    *operation.Runner
 	broker        *broker.Client
-	provider      *local.Provider
 	host          uuid.UUID
 }
 
@@ -282,12 +279,12 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 		return nil, err
 	}
 	limits := sandbox.Limits{MemoryBytes: int64(cfg.MachineMemoryMB) << 20, CPUs: cfg.MachineCPUs, Pids: int64(cfg.MachinePids), DiskBytes: int64(cfg.MachineDiskMB) << 20}
-	age, room := cfg.PackageLayers()
-	if s.provider, err = local.New(local.Options{Dir: b.dir.Path("machines"), GuestBinary: guest, MountRoots: []string{runtimes},
-		AptSources: []byte(sources), ExtraCA: ca, Defaults: limits, LayerAge: age, LayerBytes: room, Log: log}); err != nil {
+	providers, closeProviders, err := openProviders(cfg, providerOptions{dir: b.dir.Path("machines"), guest: guest, mountRoots: []string{runtimes},
+		aptSources: []byte(sources), extraCA: ca, limits: limits, log: log})
+	if err != nil {
 		return nil, err
 	}
-	b.cleanup(func(context.Context) { s.provider.Close() })
+	b.cleanup(func(context.Context) { closeProviders() })
 
 	s.hub = stream.NewHub(b.db, log)
 	s.reader = stream.NewReader(b.db, s.hub)
@@ -305,7 +302,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	}
 	s.broker, err = broker.Connect(ctx, b.dir.Path("egress"), broker.ClientOptions{
 		Spawn: broker.Command([]string{self, "egress", "--data", b.dir.Path()}, egressEnviron()), Sink: s.ledger, Log: log, Build: version,
-		Settings: broker.Settings{Resolve: resolve, AllowPrivate: allow, ExtraCA: ca, Ports: ports, API: b.dir.Path(apiSocket)},
+		Settings: broker.Settings{Resolve: resolve, AllowPrivate: allow, ExtraCA: ca, Ports: ports, API: b.dir.Path(apiSocket), DockerHost: cfg.DockerHost},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start the egress process: %w", err)
@@ -325,7 +322,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	peers := peer.NewClient(peer.NewKey(b.master), s.host, netguard.Options{Resolve: resolve, ExtraCA: ca})
 	b.cleanup(func(context.Context) { peers.Close() })
 	s.machines = machine.New(b.db, machine.Options{
-		Host: s.host, URL: cmp.Or(cfg.HostURL, url), Peers: peers, Instance: instance(b.master), Providers: map[string]sandbox.Provider{s.provider.Name(): s.provider}, Default: cfg.SandboxProvider,
+		Host: s.host, URL: cmp.Or(cfg.HostURL, url), Peers: peers, Instance: instance(b.master), Providers: providers, Default: cfg.SandboxProvider,
 		Egress: s.broker, Limits: limits, Quotas: defaults, Fleet: cfg.FleetMachines, Log: log,
 		Mounts: func(context.Context) ([]sandbox.Mount, error) { return runtime.Mounts(runtimes), nil },
 	}, func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) error {
@@ -354,7 +351,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 // and passwords. What it needs of them comes over the control socket.
 func egressEnviron() []string {
 	var env []string
-	for _, name := range []string{"PATH", "HOME", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR"} {
+	for _, name := range []string{"PATH", "HOME", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION"} {
 		if value, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+value)
 		}
@@ -416,20 +413,6 @@ func (s *services) run(ctx context.Context) error {
 		return err
 	}
 	return nil
-}
-
-// dialGuest opens a machine's guest for the egress process, which knows directories and nothing of services.
-func dialGuest(dir string) (func(ctx context.Context, provider, ref string) (net.Conn, error), error) {
-	guests, err := local.Attach(dir)
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context, provider, ref string) (net.Conn, error) {
-		if provider != "local" {
-			return nil, fmt.Errorf("no provider %q", provider)
-		}
-		return guests.Guest(ctx, ref)
-	}, nil
 }
 
 // graceful is how long a stopping server waits for what is under way.

@@ -69,6 +69,8 @@ type Settings struct {
 	// API is the unix socket on which the server answers for APIHost, absolute. The egress process names the
 	// machine there in MachineHeader; nobody else can reach the socket.
 	API string `json:"api"`
+	// DockerHost is the engine's address of the docker provider, as docker.Options.Host.
+	DockerHost string `json:"docker_host,omitempty"`
 }
 
 // MachineHeader carries the machine's ID on requests for APIHost. The server trusts it on the socket of

@@ -65,7 +65,8 @@ func egressMain(dir string) int {
 }
 
 // dialGuest reaches a machine of the local provider, or one whose reference is the path of a unix socket.
-func dialGuest(ctx context.Context, provider, ref string) (net.Conn, error) {
+func dialGuest(ctx context.Context, _ Settings, m Machine) (net.Conn, error) {
+	provider, ref := m.Provider, m.Ref
 	if provider == "broken" {
 		panic("a provider with a fault")
 	}

@@ -37,8 +37,8 @@ const machinePurpose = netguard.Machine
 // Options of Serve.
 type Options struct {
 	Dir string // private to this process and the server; made when it is not there
-	// Dial opens a byte stream to the guest of a machine: sandbox.Provider.Guest of the named provider.
-	Dial func(ctx context.Context, provider, ref string) (net.Conn, error)
+	// Dial opens a byte stream to the guest of a machine: sandbox.Provider.Guest of its provider.
+	Dial func(ctx context.Context, s Settings, m Machine) (net.Conn, error)
 	Log  *slog.Logger // nil: slog.Default()
 	// Build is the version of this binary.
 	Build string
@@ -214,7 +214,7 @@ func peerUID(c *net.UnixConn) (uid int, err error) {
 
 // connect reaches a machine's guest through its provider.
 func (p *process) connect(ctx context.Context, m Machine) (guestConn, error) {
-	conn, err := p.o.Dial(ctx, m.Provider, m.Ref)
+	conn, err := p.o.Dial(ctx, p.network.Load().settings, m)
 	if err != nil {
 		return nil, err
 	}

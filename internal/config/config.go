@@ -17,6 +17,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/net/idna"
+
+	"managoat/sandbox/docker"
 )
 
 // Config holds the settings of a server.
@@ -43,6 +45,9 @@ type Config struct {
 	RuntimesDir         string
 
 	SandboxProviders []string
+	DockerHost       string
+	DockerImage      string
+	DockerRuntime    string
 	SandboxProvider  string
 	AllowPrivate     []string
 	Resolve          []string
@@ -146,10 +151,10 @@ var Settings = []Setting{
 	{Flag: "pg-bin", Help: "directory of PostgreSQL's server binaries (default: the newest installed)", bind: text(func(c *Config) *string { return &c.PGBin })},
 	{Flag: "master-key", Help: "32 bytes, hex or base64, that seal every secret (default: a key file made in the data directory)", bind: text(func(c *Config) *string { return &c.MasterKey })},
 	{Flag: "runtimes-dir", Help: "where adapters are installed, shared by all data directories of a host", Default: defaultRuntimes(), bind: text(func(c *Config) *string { return &c.RuntimesDir })},
-	{Flag: "sandbox-providers", Default: "local", Help: "the enabled sandbox providers, comma separated", bind: list(func(c *Config) *[]string { return &c.SandboxProviders }), check: func(c *Config) error {
+	{Flag: "sandbox-providers", Default: "local", Help: "the enabled sandbox providers, comma separated: local, docker", bind: list(func(c *Config) *[]string { return &c.SandboxProviders }), check: func(c *Config) error {
 		for _, p := range c.SandboxProviders {
-			if p != "local" {
-				return fmt.Errorf("%q is not a sandbox provider of this build (local)", p)
+			if p != "local" && p != "docker" {
+				return fmt.Errorf("%q is not a sandbox provider (local, docker)", p)
 			}
 		}
 		return nil
@@ -160,6 +165,9 @@ var Settings = []Setting{
 		}
 		return nil
 	}},
+	{Flag: "docker-host", Help: "the Docker Engine that the docker provider uses, such as unix:///run/docker.sock (default: DOCKER_HOST, or the usual socket)", bind: text(func(c *Config) *string { return &c.DockerHost })},
+	{Flag: "docker-image", Default: docker.DefaultImage, Help: "the image that machines of the docker provider are made from", bind: text(func(c *Config) *string { return &c.DockerImage })},
+	{Flag: "docker-runtime", Help: "the engine's runtime for machines, such as runsc (default: the engine's own)", bind: text(func(c *Config) *string { return &c.DockerRuntime })},
 	{Flag: "allow-private", Help: "private targets that may be dialled: purpose=host:port,… (purposes model, git, mcp, webhook, machine; the port may be *)", bind: list(func(c *Config) *[]string { return &c.AllowPrivate })},
 	{Flag: "resolve", Help: "names with fixed addresses for the egress and the server's own calls: name=address,…", bind: list(func(c *Config) *[]string { return &c.Resolve })},
 	{Flag: "extra-ca", Help: "file of PEM certificates that server, egress and machines trust beside the public ones", bind: text(func(c *Config) *string { return &c.ExtraCA }), check: func(c *Config) error { return readable(c.ExtraCA) }},

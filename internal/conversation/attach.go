@@ -8,10 +8,12 @@ import (
 	"math"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	sdk "github.com/coder/acp-go-sdk"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"managoat/db"
 	"managoat/internal/broker"
@@ -55,15 +57,21 @@ func (t *turn) attach(ctx context.Context) (*process, error) {
 		return p, err
 	}
 	// A machine that was just woken has no adapter yet, but may have homes of conversations that ended while it was parked.
-	if err := t.s.clearHomes(ctx, up.Guest, t.c.TenantID, t.c.WorkspaceID, up.MachineID); err != nil {
-		return nil, err
-	}
-	servers, err := t.home(ctx, up)
-	if err != nil {
+	var servers mcp.Servers
+	var homes errgroup.Group
+	homes.Go(func() error { return t.s.clearHomes(ctx, up.Guest, t.c.TenantID, t.c.WorkspaceID, up.MachineID) })
+	homes.Go(func() (err error) {
+		servers, err = t.home(ctx, up)
+		return err
+	})
+	if err := homes.Wait(); err != nil {
 		return nil, err
 	}
 	if err := t.install(ctx); err != nil {
 		return nil, err
+	}
+	if err := t.s.o.Workspaces.Share(ctx, up); err != nil {
+		return nil, fmt.Errorf("show the machine the runtime's installation: %w", err)
 	}
 	return t.launch(ctx, up, bound, servers)
 }
@@ -189,8 +197,11 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) (mcp.Servers, error) 
 		t.waits(ctx, ForHome, "")
 	}
 	start := time.Now()
+	var made bool
+	var noFolder, err error
+	var beside sync.WaitGroup
+	beside.Go(func() { made, noFolder = t.folder(ctx, up) })
 	l := t.basics()
-	var err error
 	if l.MCP, err = t.servers(ctx, up); err == nil && fresh {
 		if err = makeHome(ctx, up.Guest, t.runtime, l); err == nil {
 			// A home that cannot take our keys is not made: the next prompt makes it anew.
@@ -199,6 +210,7 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) (mcp.Servers, error) 
 	} else if err == nil {
 		err = merge(ctx, up.Guest, t.runtime, l, "")
 	}
+	beside.Wait()
 	if err != nil {
 		f := failureOf(err)
 		f.ends = f.ends || fresh && f.problem.Code == CodeRuntimeTemplate
@@ -215,11 +227,15 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) (mcp.Servers, error) 
 			t.notice(ctx, "new_machine", "The machine is a new one, set up from the environment as it is now. What lay on the old disk is gone, and the agent starts without its memory of this conversation.")
 		}
 	}
-	return l.MCP, t.folder(ctx, up)
+	if made {
+		t.notice(ctx, "folder_made", "The folder "+t.c.Cwd+" was not there. It was made, and is empty.")
+	}
+	return l.MCP, noFolder
 }
 
-// folder makes the working directory. The runtime's own needs no root: a launch cannot name it.
-func (t *turn) folder(ctx context.Context, up *workspace.Up) error {
+// folder makes the working directory, and tells whether it is new and may be a slip of the pen. The runtime's own needs no
+// root: a launch cannot name it.
+func (t *turn) folder(ctx context.Context, up *workspace.Up) (made bool, err error) {
 	roots := append([]string{guest.Home}, up.Repositories...)
 	if own := t.runtime.Dir(); t.c.Cwd == own && own != guest.Home {
 		roots = []string{path.Dir(own)}
@@ -228,15 +244,12 @@ func (t *turn) folder(ctx context.Context, up *workspace.Up) error {
 	if _, err := up.Guest.Mkdir(ctx, roots, t.c.Cwd, 0o755); err != nil {
 		var file *guest.FileError
 		if errors.As(err, &file) && file.Code != guest.ErrDiskFull {
-			return fail(CodeDirectory, "The working directory %s cannot be used (%s): after links are followed it must lie in %s.", t.c.Cwd, file.Code, strings.Join(roots, ", ")).
+			return false, fail(CodeDirectory, "The working directory %s cannot be used (%s): after links are followed it must lie in %s.", t.c.Cwd, file.Code, strings.Join(roots, ", ")).
 				with("roots", roots).because(err)
 		}
-		return fmt.Errorf("make the working directory: %w", err)
+		return false, fmt.Errorf("make the working directory: %w", err)
 	}
-	if notFound(missing) && t.c.Cwd != t.runtime.Dir() { // which may be a slip of the pen
-		t.notice(ctx, "folder_made", "The folder "+t.c.Cwd+" was not there. It was made, and is empty.")
-	}
-	return nil
+	return notFound(missing) && t.c.Cwd != t.runtime.Dir(), nil
 }
 
 // basics is what is known of a start of the runtime before it has a token.
@@ -369,6 +382,9 @@ func (t *turn) handshake(ctx context.Context, p *process, start time.Time) error
 		Detail: map[string]any{"runtime": t.runtime.Name(), "version": runtime.Version(t.runtime.Installs())}})
 	t.waits(ctx, ForSession, "")
 	start = time.Now()
+	if err := p.authenticate(ctx); err != nil {
+		return err
+	}
 	session, state, err := p.openSession(ctx, t.c, caps)
 	if err != nil {
 		return err

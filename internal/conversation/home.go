@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"managoat/db"
 	"managoat/internal/mcp"
@@ -107,41 +108,48 @@ func copyTemplate(ctx context.Context, g *guest.Client, from, to string) error {
 // merge sets our keys in the JSON files of a config home, at every start of the runtime: whatever else stands in them
 // stays. from is where the files of a home that was just made came from, "" for one that is used again.
 func merge(ctx context.Context, g *guest.Client, rt runtime.Runtime, l runtime.Launch, from string) error {
+	var all errgroup.Group // side by side: every wake waits for them
 	for _, m := range rt.Merges(l) {
 		file := path.Join(l.Home, m.Path)
 		source := file
 		if from != "" {
 			source = path.Join(from, strings.TrimPrefix(m.Path, rt.Place()))
 		}
-		object, mode := map[string]json.RawMessage{}, fs.FileMode(0o600)
-		entry, _, err := g.Stat(ctx, diskRoots, file)
-		if err == nil {
-			var data []byte
-			mode = entry.Mode.Perm()
-			data, _, err = g.ReadFile(ctx, diskRoots, file, maxMerged+1)
-			if err == nil && (len(data) > maxMerged || json.Unmarshal(data, &object) != nil || object == nil) || is(err, guest.ErrIsADir) {
-				return notAnObject(source)
-			}
+		all.Go(func() error { return mergeFile(ctx, g, file, source, m) })
+	}
+	return all.Wait()
+}
+
+// mergeFile sets keys in one file. source is the name of it that people can mend.
+func mergeFile(ctx context.Context, g *guest.Client, file, source string, m runtime.Merge) error {
+	object, mode := map[string]json.RawMessage{}, fs.FileMode(0o600)
+	entry, _, err := g.Stat(ctx, diskRoots, file)
+	if err == nil {
+		var data []byte
+		mode = entry.Mode.Perm()
+		data, _, err = g.ReadFile(ctx, diskRoots, file, maxMerged+1)
+		if err == nil && (len(data) > maxMerged || json.Unmarshal(data, &object) != nil || object == nil) || is(err, guest.ErrIsADir) {
+			return notAnObject(source)
 		}
-		switch {
-		case is(err, guest.ErrNotFound):
-		case is(err, guest.ErrUnreadable):
-			return unreadable(err, source)
-		case err != nil:
-			return fmt.Errorf("read %s of the config home: %w", m.Path, err)
-		}
-		for key, value := range m.Keys {
-			if object[key], err = plainJSON(value); err != nil {
-				return err
-			}
-		}
-		out, err := plainJSON(object)
-		if err != nil {
+	}
+	switch {
+	case is(err, guest.ErrNotFound):
+	case is(err, guest.ErrUnreadable):
+		return unreadable(err, source)
+	case err != nil:
+		return fmt.Errorf("read %s of the config home: %w", m.Path, err)
+	}
+	for key, value := range m.Keys {
+		if object[key], err = plainJSON(value); err != nil {
 			return err
 		}
-		if err := g.WriteFile(ctx, diskRoots, file, out, uint32(mode)); err != nil {
-			return fmt.Errorf("write %s of the config home: %w", m.Path, err)
-		}
+	}
+	out, err := plainJSON(object)
+	if err != nil {
+		return err
+	}
+	if err := g.WriteFile(ctx, diskRoots, file, out, uint32(mode)); err != nil {
+		return fmt.Errorf("write %s of the config home: %w", m.Path, err)
 	}
 	return nil
 }

@@ -51,12 +51,17 @@ func (p *process) initialize(ctx context.Context) (sdk.AgentCapabilities, error)
 	if answer.ProtocolVersion != sdk.ProtocolVersionNumber {
 		return sdk.AgentCapabilities{}, fail(CodeAdapterProtocol, "The runtime speaks version %d of the Agent Client Protocol; this server speaks %d.", answer.ProtocolVersion, sdk.ProtocolVersionNumber)
 	}
-	if method := p.runtime.AuthMethod(); method != "" {
-		if err := p.peer.Call(ctx, sdk.AgentMethodAuthenticate, sdk.AuthenticateRequest{MethodId: method}, nil); err != nil {
-			return sdk.AgentCapabilities{}, handshake("authenticate", err)
-		}
-	}
 	return answer.AgentCapabilities, nil
+}
+
+func (p *process) authenticate(ctx context.Context) error {
+	method := p.runtime.AuthMethod()
+	if method == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, initializeTimeout, silent("authenticate", initializeTimeout))
+	defer cancel()
+	return handshake("authenticate", p.peer.Call(ctx, sdk.AgentMethodAuthenticate, sdk.AuthenticateRequest{MethodId: method}, nil))
 }
 
 func silent(method string, after time.Duration) error {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"managoat/db"
 	"managoat/internal/broker"
@@ -249,6 +250,23 @@ func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, ho
 	return b, nil
 }
 
+// Share brings what machines of a provider see of this host's directories up to date, where that is a copy.
+func (s *Service) Share(ctx context.Context, provider string) error {
+	p, err := s.Provider(provider)
+	if err != nil {
+		return err
+	}
+	sharer, ok := p.(sandbox.Sharer)
+	if !ok {
+		return nil
+	}
+	mounts, err := s.o.Mounts(ctx)
+	for _, m := range mounts {
+		err = errors.Join(err, sharer.Share(ctx, m.Source))
+	}
+	return err
+}
+
 func (s *Service) start(ctx context.Context, p sandbox.Provider, row queries.Machine) (*guest.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -348,10 +366,10 @@ func (s *Service) wake(ctx context.Context, h *operation.Held, row queries.Machi
 	if err != nil {
 		return err
 	}
-	if err = prepare(ctx, g); err == nil {
-		err = s.Route(ctx, h.TenantID, row.ID)
-	}
-	if err != nil {
+	both, within := errgroup.WithContext(ctx) // side by side: a prompt waits for them
+	both.Go(func() error { return prepare(within, g) })
+	both.Go(func() error { return s.Route(within, h.TenantID, row.ID) })
+	if err := both.Wait(); err != nil {
 		// It is parked again, so it must not run.
 		return errors.Join(err, s.stop(context.WithoutCancel(ctx), p, row))
 	}

@@ -75,10 +75,11 @@ func (p Pinned) warm(ctx context.Context, dir, staging string) error {
 	return nil
 }
 
-// argv starts the adapter in a machine.
-func (p Pinned) argv() []string {
+// argv starts the adapter in a machine, with options of node.
+func (p Pinned) argv(options ...string) []string {
 	node, _ := pinned(p.After)
-	return []string{node.inMachine("bin/node"), "--require", p.inMachine(compileCacheFile), p.inMachine(path.Join("node_modules", p.Entry))}
+	argv := append([]string{node.inMachine("bin/node")}, options...)
+	return append(argv, "--require", p.inMachine(compileCacheFile), p.inMachine(path.Join("node_modules", p.Entry)))
 }
 
 // addCompileCache gives a new installation of an adapter its compile cache.

@@ -30,9 +30,11 @@ func (claude) Dir() string      { return guest.Home }
 func (claude) Template() string { return "claude" }
 func (claude) Place() string    { return "" }
 
+// Argv: the adapter itself reaches nothing but the model gateway, which no proxy lies before; without the set-up of one it
+// starts some 50 ms earlier. What it starts goes by the environment.
 func (claude) Argv(Launch) []string {
 	adapter, _ := pinned(Claude)
-	return adapter.argv()
+	return adapter.argv("--no-use-env-proxy")
 }
 
 func (claude) Defaults(Launch) map[string]string {

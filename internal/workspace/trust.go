@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 
+	"golang.org/x/sync/errgroup"
+
 	"managoat/sandbox/guest"
 )
 
@@ -43,10 +45,12 @@ func bundle(extra []byte) (pem []byte, public bool) {
 // operator changed arrives. public tells whether the host has public roots at all.
 func (s *Service) trust(ctx context.Context, g *guest.Client) (public bool, err error) {
 	pem, public := bundle(s.o.ExtraCA)
+	both, ctx := errgroup.WithContext(ctx)
 	for _, path := range []string{guest.CABundle, machineRoots} {
-		if err := g.WriteRootFile(ctx, path, pem, 0o644); err != nil {
-			return public, fmt.Errorf("write the machine's certificates: %w", err)
-		}
+		both.Go(func() error { return g.WriteRootFile(ctx, path, pem, 0o644) })
+	}
+	if err := both.Wait(); err != nil {
+		return public, fmt.Errorf("write the machine's certificates: %w", err)
 	}
 	return public, nil
 }

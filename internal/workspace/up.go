@@ -31,6 +31,7 @@ type Up struct {
 	WorkspaceID  uuid.UUID
 	Implicit     bool
 	MachineID    uuid.UUID
+	Provider     string    // of the machine
 	ReadyAt      time.Time // when its setup ended: a conversation that knew another machine sees that this one is new
 	Guest        *guest.Client
 	Env          *environment.Environment
@@ -320,6 +321,11 @@ func wakeFailed(op queries.Operation) error {
 	return refusal.New(refusal.SandboxUnreachable, "The machine did not start (%s). %s Its disk is untouched.", cause.Code, cause.Message).RetryAfter(10 * time.Second)
 }
 
+// Share brings what a machine sees of this host's directories, such as the runtimes' installations, up to date.
+func (s *Service) Share(ctx context.Context, up *Up) error {
+	return s.o.Machines.Share(ctx, up.Provider)
+}
+
 // up connects to a machine that is ready and reads what a conversation on it starts with.
 func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, error) {
 	var client *guest.Client
@@ -346,7 +352,7 @@ func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, 
 		return nil, err
 	}
 	up := &Up{
-		WorkspaceID: row.w.ID, Implicit: row.w.Implicit, MachineID: row.m.ID, Guest: client, Env: &env, Vars: maps.Clone(env.EnvVars),
+		WorkspaceID: row.w.ID, Implicit: row.w.Implicit, MachineID: row.m.ID, Provider: row.m.Provider, Guest: client, Env: &env, Vars: maps.Clone(env.EnvVars),
 		Trust: TrustEnv(), Registries: s.registries(), Secrets: secrets, Policy: policyOf(env), Repositories: []string{},
 	}
 	if row.m.ReadyAt != nil {

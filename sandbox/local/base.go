@@ -19,6 +19,7 @@ import (
 
 	"managoat/sandbox"
 	"managoat/sandbox/guest"
+	"managoat/sandbox/guest/furniture"
 )
 
 // baseVersion changes when what this file writes changes.
@@ -176,9 +177,9 @@ func (b *baseStore) make(dir string) error {
 			return err
 		}
 	}
-	for _, tool := range tools {
-		if tool.link != "" {
-			if err := os.Symlink("../lib/managoat/"+tool.name, filepath.Join(dir, layerLocal, "bin", tool.link)); err != nil {
+	for _, tool := range furniture.Tools {
+		if tool.Link != "" {
+			if err := os.Symlink("../lib/managoat/"+tool.Name, filepath.Join(dir, layerLocal, "bin", tool.Link)); err != nil {
 				return err
 			}
 		}
@@ -402,9 +403,8 @@ func (b *baseStore) accounts(root string) error {
 	if err != nil {
 		return err
 	}
-	// Some adapters run the shell of the user's account, whatever SHELL says.
-	users = append(users, "sprite:x:1000:1000::"+guest.Home+":"+guest.Shell)
-	groups = append(groups, "sprite:x:1000:")
+	users = append(users, furniture.Passwd)
+	groups = append(groups, furniture.Group)
 	locked := func(lines []string, format string) []byte {
 		var out bytes.Buffer
 		for _, l := range lines {
@@ -446,33 +446,14 @@ func (b *baseStore) accounts(root string) error {
 	return nil
 }
 
-// aptConf sends apt through the guest, waits for its lock, and lets dpkg skip a sync per file on a disk that
-// is not the host's.
-const aptConf = `Acquire::http::Proxy "http://` + guest.ProxyAddr + `";
-Acquire::https::Proxy "http://` + guest.ProxyAddr + `";
-DPkg::Lock::Timeout "120";
-Dpkg::Options:: "--force-unsafe-io";
-`
-
-// profile restores what a login shell's /etc/profile takes from PATH.
-const profile = `if [ -d ` + guest.NodePath + ` ]; then PATH="$PATH:` + guest.NodePath + `"; export PATH; fi
-`
-
-// policy keeps packages from starting services: there is no init that would.
-const policy = "#!/bin/sh\nexit 101\n"
-
 // publicRoots is where systems keep the bundle of public certificate authorities.
 var publicRoots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"}
 
 func (b *baseStore) ourFiles(dir string) error {
 	root := filepath.Join(dir, layerRoot)
-	files := map[string][]byte{
-		"etc/apt/apt.conf.d/00managoat": []byte(aptConf),
-		"etc/profile.d/managoat.sh":     []byte(profile),
-		"etc/resolv.conf":               []byte("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"),
-		"etc/machine-id":                nil,
-		"etc/environment":               nil,
-		"etc/fstab":                     nil,
+	files := map[string][]byte{"etc/machine-id": nil, "etc/environment": nil, "etc/fstab": nil}
+	for name, text := range furniture.Files {
+		files[strings.TrimPrefix(name, "/")] = []byte(text)
 	}
 	if len(b.sources) > 0 {
 		if err := removeAll(filepath.Join(root, "etc/apt/sources.list.d")); err != nil {
@@ -504,7 +485,7 @@ func (b *baseStore) ourFiles(dir string) error {
 	if b.rootfs != "" {
 		where, name = root, "usr/sbin/policy-rc.d"
 	}
-	return writeLayer(where, name, []byte(policy), 0o755)
+	return writeLayer(where, name, []byte(furniture.Policy), 0o755)
 }
 
 func writeLayer(root, name string, data []byte, mode fs.FileMode) error {
@@ -520,9 +501,7 @@ func writeLayer(root, name string, data []byte, mode fs.FileMode) error {
 
 // identity writes what is a machine's own in /etc, into dir (the machine's upper layer).
 func identity(dir, hostname string) error {
-	hosts := fmt.Sprintf("127.0.0.1 localhost\n127.0.1.1 %s.internal %[1]s\n%s %s\n%s %s\n",
-		hostname, guest.ModelAddr, guest.ModelHost, guest.APIAddr, guest.APIHost)
-	for name, data := range map[string]string{"hosts": hosts, "hostname": hostname + "\n"} {
+	for name, data := range map[string]string{"hosts": furniture.Hosts(hostname), "hostname": hostname + "\n"} {
 		if err := writeLayer(dir, "etc/"+name, []byte(data), 0o644); err != nil {
 			return err
 		}

@@ -16,6 +16,7 @@ import (
 	"managoat/sandbox"
 	"managoat/sandbox/guest"
 	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/guest/furniture"
 	"managoat/sandbox/guest/shim"
 )
 
@@ -73,7 +74,7 @@ func (b *bubblewrap) arguments(m *machine) ([]string, error) {
 	}
 	args = append(args,
 		"--bind", m.path("etc"), "/etc", "--bind", m.path("var"), "/var", "--bind", m.path(layerLocal), "/usr/local",
-		"--ro-bind", toolsDir, toolsTarget, "--bind", m.path("tmp"), "/tmp", "--bind", m.path("home"), guest.Home,
+		"--ro-bind", toolsDir, furniture.ToolsDir, "--bind", m.path("tmp"), "/tmp", "--bind", m.path("home"), guest.Home,
 		"--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run", "--dir", "/run/lock", "--dir", "/sys", "--dir", "/opt", "--dir", "/srv", "--dir", "/mnt", "--dir", "/root",
 	)
 	for _, name := range hiddenFiles() {
@@ -134,7 +135,7 @@ func (b *bubblewrap) boot(ctx context.Context, m *machine, f bootFiles) (int, er
 	defer info.Close()
 	// Numbers in the child: 3 and up, in order.
 	files := []*os.File{f.listen, f.lock, f.ready, f.oom, infoEnd}
-	args = append([]string{"--info-fd", strconv.Itoa(2 + len(files))}, append(args, filepath.Join(toolsTarget, "managoat-guest"))...)
+	args = append([]string{"--info-fd", strconv.Itoa(2 + len(files))}, append(args, filepath.Join(furniture.ToolsDir, "managoat-guest"))...)
 	cmd, err := b.command(args)
 	if err != nil {
 		return 0, err

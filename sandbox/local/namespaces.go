@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/guest/furniture"
 	"managoat/sandbox/guest/shim"
 	"managoat/sandbox/userns"
 )
@@ -36,12 +37,6 @@ const overlayOptions = ",index=off,metacopy=off,redirect_dir=off,xino=off"
 
 // Layers of a machine that it writes to.
 var writable = []string{layerRoot, layerUsr, layerLocal}
-
-// tools are the names under which the guest's binary can be called inside a machine, in
-// /usr/local/lib/managoat, and the links to them in /usr/local/bin.
-var tools = []struct{ name, link string }{{"sudo", "sudo"}, {"managoat", "managoat"}, {"bash", ""}, {"sh", ""}, {"managoat-guest", ""}}
-
-const toolsTarget = "/usr/local/lib/managoat"
 
 func (n *namespaces) prepare(dir string, m *machine) error {
 	for _, layer := range writable {
@@ -242,7 +237,7 @@ func (n *namespaces) overlays(m *machine) error {
 	if err := n.over(root, "/usr/local", func(target string) error { return overlay(target, layerLocal, under(layerLocal, "local")...) }, m); err != nil {
 		return err
 	}
-	if err := n.over(root, toolsTarget, func(target string) error { return readOnly(target, "tools") }, m); err != nil {
+	if err := n.over(root, furniture.ToolsDir, func(target string) error { return readOnly(target, "tools") }, m); err != nil {
 		return err
 	}
 	for i, mount := range m.Mounts {
@@ -358,8 +353,8 @@ func (p *Provider) toolsDir() (string, error) {
 	if err := os.Chmod(tmp, 0o755); err != nil {
 		return "", err
 	}
-	for _, t := range tools {
-		if err := os.Link(p.guest, filepath.Join(tmp, t.name)); err != nil {
+	for _, t := range furniture.Tools {
+		if err := os.Link(p.guest, filepath.Join(tmp, t.Name)); err != nil {
 			return "", err
 		}
 	}

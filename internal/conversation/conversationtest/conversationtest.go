@@ -137,7 +137,9 @@ func serveEgress(machines, dir string) int {
 			return err
 		}
 		defer p.Close()
-		return broker.Serve(ctx, broker.Options{Dir: dir, Dial: func(ctx context.Context, _, ref string) (net.Conn, error) { return p.Guest(ctx, ref) }})
+		return broker.Serve(ctx, broker.Options{Dir: dir, Dial: func(ctx context.Context, _ broker.Settings, m broker.Machine) (net.Conn, error) {
+			return p.Guest(ctx, m.Ref)
+		}})
 	}()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -100,7 +100,9 @@ func serveEgress(machines, dir string) int {
 	})
 	defer watched.Wait()
 	defer stop()
-	err = broker.Serve(ctx, broker.Options{Dir: dir, Dial: func(ctx context.Context, _, ref string) (net.Conn, error) { return p.Guest(ctx, ref) }})
+	err = broker.Serve(ctx, broker.Options{Dir: dir, Dial: func(ctx context.Context, _ broker.Settings, m broker.Machine) (net.Conn, error) {
+		return p.Guest(ctx, m.Ref)
+	}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -151,15 +151,15 @@ func (c *command) snapshot() (tree, bool) {
 		return tree{}, false
 	}
 	t := c.tree
-	t.spaces = slices.Clone(t.spaces)
+	t.spaces, t.groups = slices.Clone(t.spaces), slices.Clone(t.groups)
 	return t, true
 }
 
-// addSpace makes what the command ran through sudo part of its tree.
-func (c *command) addSpace(space *os.File) {
+// add makes what the command ran through sudo part of its tree.
+func (c *command) add(ran child) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.tree.spaces = append(c.tree.spaces, space)
+	c.tree.add(ran)
 }
 
 // start checks and starts a command and leaves a goroutine that sees it to its end. A caller that went away
@@ -255,7 +255,7 @@ func (cs *commands) launch(c *command, e guest.Exec) (_ *run, err error) {
 		}
 	}()
 	l := launch{argv: e.Argv, env: environment(e, c.id), Order: shim.Order{
-		User: string(e.User), Dir: e.Dir, TTY: e.TTY, Nested: cs.s.cfg.Root,
+		User: string(e.User), Dir: e.Dir, TTY: e.TTY, Nested: cs.s.cfg.Nested, Group: cs.s.processes.group(cs.s.cfg),
 	}}
 	if l.Dir == "" {
 		l.Dir = home(e.User)
@@ -310,16 +310,14 @@ func (cs *commands) launch(c *command, e guest.Exec) (_ *run, err error) {
 		theirs = append(theirs, end)
 		l.sudo, l.Order.Sudo = int(end.Fd()), true
 	}
-	child, failure, err := cs.s.processes.start(l, cs.s.cfg.Root)
+	child, failure, err := cs.s.processes.start(l)
 	if err != nil {
 		return nil, refuse(wire.CodeInternal, "%v", err)
 	}
 	c.mu.Lock()
 	c.child = child
 	c.tree = tree{leader: child.pid, mark: markName + "=" + c.id}
-	if child.space != nil {
-		c.tree.spaces = append(c.tree.spaces, child.space)
-	}
+	c.tree.add(child)
 	c.mu.Unlock()
 	r.failure = failure
 	return r, nil
@@ -556,7 +554,7 @@ func (cs *commands) signal(id, name string) error {
 	}
 	<-c.launched
 	t, ok := c.snapshot()
-	if !ok || (len(t.spaces) == 0 && cs.s.cfg.Root) {
+	if !ok || (len(t.spaces) == 0 && cs.s.cfg.Nested) {
 		return nil // nothing of it is left
 	}
 	if sig == syscall.SIGKILL {

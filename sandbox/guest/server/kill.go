@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -13,12 +14,23 @@ import (
 )
 
 // tree is every process that descends from one command, however it detached itself. Where commands have a
-// user namespace of their own, that is exact: no process can leave it. Elsewhere it is the command's session
-// and group, whoever carries its mark in the environment, and all their descendants.
+// user namespace of their own, that is exact: no process can leave it. It is as exact for the sandbox's user where commands
+// have a group of their own, which only machine root can leave. Besides that it is the command's session and process group,
+// whoever carries its mark in the environment, and all their descendants.
 type tree struct {
 	spaces []*os.File // the command's user namespace, and those of what it ran through sudo
+	groups []int      // likewise
 	leader int
 	mark   string // NAME=value in the environment
+}
+
+func (t *tree) add(c child) {
+	if c.space != nil {
+		t.spaces = append(t.spaces, c.space)
+	}
+	if c.group != 0 {
+		t.groups = append(t.groups, c.group)
+	}
 }
 
 // Times of killing.
@@ -96,7 +108,7 @@ func (t tree) descend(pids []int) []int {
 		p.group, _ = strconv.Atoi(f[2])
 		p.session, _ = strconv.Atoi(f[3])
 		all[pid] = p
-		in[pid] = pid == t.leader || p.group == t.leader || p.session == t.leader || t.marked(pid)
+		in[pid] = pid == t.leader || p.group == t.leader || p.session == t.leader || t.grouped(pid) || t.marked(pid)
 	}
 	var members []int
 	for pid := range all {
@@ -111,7 +123,29 @@ func (t tree) descend(pids []int) []int {
 	return members
 }
 
+// grouped tells whether a process is in one of the tree's groups.
+func (t tree) grouped(pid int) bool {
+	if len(t.groups) == 0 {
+		return false
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	_, line, _ := strings.Cut(string(status), "\nGroups:")
+	line, _, _ = strings.Cut(line, "\n")
+	for _, f := range strings.Fields(line) {
+		if g, err := strconv.Atoi(f); err == nil && slices.Contains(t.groups, g) {
+			return true
+		}
+	}
+	return false
+}
+
 func (t tree) marked(pid int) bool {
+	if t.mark == "" {
+		return false
+	}
 	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
 		return false

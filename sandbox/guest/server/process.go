@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 type processes struct {
 	mu      sync.Mutex // held over a fork, so that no child is reaped before it is known
 	waiting map[int]chan<- ended
+	groups  atomic.Int64 // given out
 }
 
 // ended is how a child ended, and when.
@@ -80,11 +82,23 @@ type child struct {
 	// space identifies the user namespace that all descendants of this child share and none can leave; nil
 	// where commands have none of their own.
 	space *os.File
+	group int // see Order.Group
+}
+
+// firstGroup is above every number that an image gives to a group.
+const firstGroup = 1 << 20
+
+// group is a new command's own, where it has no namespace by which its processes are known.
+func (p *processes) group(c Config) int {
+	if !c.Root || c.Nested {
+		return 0
+	}
+	return firstGroup + int(p.groups.Add(1)-1)%(1<<30)
 }
 
 // start forks the shim, which becomes the command. failure is why the command could not be started; the shim
 // then ended with the status that says so.
-func (p *processes) start(l launch, nested bool) (c child, failure string, err error) {
+func (p *processes) start(l launch) (c child, failure string, err error) {
 	report, reportEnd, err := os.Pipe()
 	if err != nil {
 		return child{}, "", fmt.Errorf("start: %w", err)
@@ -109,7 +123,7 @@ func (p *processes) start(l launch, nested bool) (c child, failure string, err e
 	const self = "/proc/self/exe"
 	var pid int
 	p.mu.Lock()
-	if nested {
+	if l.Nested {
 		// Until the shim takes an identity it is dumpable and has the guest's, from which no process of the machine could
 		// make use of that.
 		pid, err = userns.Start(self, argv, attr, commandIDs)
@@ -124,8 +138,8 @@ func (p *processes) start(l launch, nested bool) (c child, failure string, err e
 		return child{}, "", fmt.Errorf("start: %w", err)
 	}
 	reportEnd.Close()
-	c = child{pid: pid, done: done}
-	if nested {
+	c = child{pid: pid, done: done, group: l.Group}
+	if l.Nested {
 		c.space, _ = os.Open(fmt.Sprintf("/proc/%d/ns/user", pid)) // fails only when it is gone already
 	}
 	return c, readReport(report), nil

@@ -31,9 +31,10 @@ const (
 
 // Config of a guest.
 type Config struct {
-	Root bool     // commands get a user namespace of their own and may run as machine root
-	OOM  *os.File // the cgroup's file that counts kills for memory, or nil
-	Log  *log.Logger
+	Root   bool     // commands may run as machine root, which the guest must be able to become
+	Nested bool     // commands get a user namespace of their own
+	OOM    *os.File // the cgroup's file that counts kills for memory, or nil
+	Log    *log.Logger
 }
 
 // Server answers the callers of one machine.

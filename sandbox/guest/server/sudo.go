@@ -112,20 +112,16 @@ func (s *Server) serveSudo(c *command, fds []int) {
 		argv: r.Argv, env: sudoEnvironment(r.Env, c.id),
 		files: [3]int(fds[sudo.FDStdin : sudo.FDStderr+1]),
 		cwd:   fds[sudo.FDCwd],
-		Order: shim.Order{User: r.User, Dir: r.Dir, Cwd: r.Dir == "", Nested: true},
-	}, true)
+		Order: shim.Order{User: r.User, Dir: r.Dir, Cwd: r.Dir == "", Nested: s.cfg.Nested, Group: s.processes.group(s.cfg)},
+	})
 	if err != nil {
 		answer(sudo.Reply{Code: 1, Error: "it could not be started"})
 		s.log.Printf("command %s: sudo: %v", c.id, err)
 		return
 	}
-	if child.space != nil {
-		c.addSpace(child.space)
-	}
+	c.add(child)
 	own := tree{leader: child.pid}
-	if child.space != nil {
-		own.spaces = append(own.spaces, child.space)
-	}
+	own.add(child)
 	gone := make(chan struct{})
 	go func() { // ends with reply, which is closed when the command has ended
 		defer close(gone)

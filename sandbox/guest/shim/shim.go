@@ -62,6 +62,7 @@ type Order struct {
 	Sudo   bool   `json:"sudo,omitempty"`
 	Cwd    bool   `json:"cwd,omitempty"` // work in the directory of cwdFD instead of Dir
 	Nested bool   `json:"nested,omitempty"`
+	Group  int    `json:"group,omitempty"` // a group more, by which the command's processes are known; 0: none
 }
 
 // rootCaps are what machine root keeps: enough for dpkg, nothing that reaches the kernel.
@@ -123,7 +124,7 @@ func confine(o Order) error {
 		if err := userns.Enter(gateFD); err != nil {
 			return err
 		}
-		if err := setIDs(0); err != nil {
+		if err := setIDs(0, 0); err != nil {
 			return err
 		}
 		// No user namespaces below this one, whatever the filter says.
@@ -151,7 +152,7 @@ func confine(o Order) error {
 	if o.User == "root" {
 		uid, caps = 0, rootCaps
 	}
-	if err := Become(uid, caps); err != nil {
+	if err := Become(uid, o.Group, caps); err != nil {
 		return err
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -208,9 +209,13 @@ func Lookup(name string) (string, error) {
 	return "", fmt.Errorf("executable not found: %s", name)
 }
 
-// Become changes this thread's identity to uid (with the group of the same number and no other) and leaves it
-// exactly caps, also across an execve.
-func Become(uid int, caps []int) error {
+// Become changes this thread's identity to uid, with the group of the same number and, unless it is 0, one more, and leaves it
+// of caps those that it has, also across an execve.
+func Become(uid, group int, caps []int) error {
+	caps, err := permitted(caps)
+	if err != nil {
+		return err
+	}
 	if err := bound(caps); err != nil {
 		return err
 	}
@@ -219,8 +224,8 @@ func Become(uid int, caps []int) error {
 			return fmt.Errorf("keep capabilities: %w", err)
 		}
 	}
-	if unix.Getuid() != uid || unix.Getgid() != uid {
-		if err := setIDs(uid); err != nil {
+	if unix.Getuid() != uid || unix.Getgid() != uid || group != 0 {
+		if err := setIDs(uid, group); err != nil {
 			return err
 		}
 	}
@@ -228,9 +233,12 @@ func Become(uid int, caps []int) error {
 }
 
 // setIDs changes this thread only: the standard library would change all of them, and they are about to end.
-func setIDs(uid int) error {
+func setIDs(uid, group int) error {
 	groups := []uint32{uint32(uid)}
-	if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, 1, uintptr(unsafe.Pointer(&groups[0])), 0); e != 0 {
+	if group != 0 {
+		groups = append(groups, uint32(group))
+	}
+	if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&groups[0])), 0); e != 0 {
 		return fmt.Errorf("setgroups: %w", e)
 	}
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(uid), uintptr(uid), uintptr(uid)); e != 0 {
@@ -240,6 +248,22 @@ func setIDs(uid int) error {
 		return fmt.Errorf("setresuid: %w", e)
 	}
 	return nil
+}
+
+// permitted are those of caps that this thread has: in a container some are nobody's.
+func permitted(caps []int) ([]int, error) {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		return nil, fmt.Errorf("capget: %w", err)
+	}
+	var kept []int
+	for _, c := range caps {
+		if data[c/32].Permitted&(1<<(c%32)) != 0 {
+			kept = append(kept, c)
+		}
+	}
+	return kept, nil
 }
 
 // bound drops from the bounding set everything that is not in keep.

@@ -1,0 +1,206 @@
+package docker
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/client"
+
+	"managoat/sandbox"
+	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/guest/bridge"
+)
+
+// Guest opens a stream to a machine's guest, through a process that the engine starts beside it.
+func (p *Provider) Guest(ctx context.Context, id string) (net.Conn, error) {
+	const op = "guest"
+	if conn := p.takeSpare(id); conn != nil {
+		return conn, nil
+	}
+	c, err := p.inspect(ctx, op, id)
+	switch {
+	case err != nil:
+		return nil, err
+	case c.State.Paused:
+		return nil, fail(sandbox.Unavailable, op, "the machine is frozen", nil)
+	case !c.State.Running:
+		return nil, fail(sandbox.Unavailable, op, "the machine is not running", nil)
+	}
+	conn, err := p.open(ctx, id)
+	if err != nil {
+		return nil, failed(op, "the guest does not answer", err)
+	}
+	return conn, nil
+}
+
+// Guests dials the guests of an engine's machines from another process (the egress process). It starts, stops and clears away
+// nothing.
+type Guests struct{ p *Provider }
+
+// Attach reaches the machines of the engine at host, as Options.Host.
+func Attach(host string) (*Guests, error) {
+	engine, err := dialEngine(host)
+	if err != nil {
+		return nil, err
+	}
+	return &Guests{&Provider{engine: engine, log: slog.New(slog.DiscardHandler)}}, nil
+}
+
+// Guest opens a stream to a machine's guest, as Provider.Guest does.
+func (g *Guests) Guest(ctx context.Context, id string) (net.Conn, error) { return g.p.Guest(ctx, id) }
+
+// open returns a stream that the guest has answered on.
+func (p *Provider) open(ctx context.Context, id string) (*stream, error) {
+	created, err := p.engine.ExecCreate(ctx, id, client.ExecCreateOptions{
+		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{boot.ContainerProgram, boot.Bridge},
+	})
+	if err != nil {
+		return nil, err
+	}
+	// The connection outlives the call, so it must not hang on its context.
+	attached, err := p.engine.ExecAttach(context.WithoutCancel(ctx), created.ID, client.ExecAttachOptions{})
+	if err != nil {
+		return nil, err
+	}
+	s := &stream{Conn: attached.Conn, frames: frames{in: attached.Reader}}
+	answered := make(chan error, 1)
+	go func() {
+		var b [1]byte
+		_, err := io.ReadFull(s, b[:])
+		if err == nil && b[0] != bridge.Connected {
+			err = fmt.Errorf("the guest answered %q", b)
+		}
+		answered <- err
+	}()
+	select {
+	case err = <-answered:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		s.Close()
+		if said := strings.TrimSpace(s.said()); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+// stream is the guest's side of a process of the engine: what it prints comes in frames, what we write does not.
+type stream struct {
+	net.Conn
+	frames
+}
+
+func (s *stream) Read(b []byte) (int, error) { return s.frames.Read(b) }
+
+// CloseWrite ends what the guest reads.
+func (s *stream) CloseWrite() error {
+	if c, ok := s.Conn.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return errors.New("this connection cannot be closed on one side")
+}
+
+// Kinds of frames, and the bound of what is kept of standard error.
+const (
+	frameStdout = 1
+	frameStderr = 2
+	maxSaid     = 4096
+)
+
+// frames reads the standard output out of the engine's framed stream: a byte that names the stream, three of nothing, the
+// length in four, and so many of content.
+type frames struct {
+	in   *bufio.Reader
+	left int // of the frame that is read
+	errs []byte
+}
+
+// demux is the standard output and error of a stream in frames, as they come.
+func demux(r io.Reader) io.Reader { return &joined{frames{in: bufio.NewReader(r)}} }
+
+type joined struct{ frames }
+
+func (j *joined) Read(b []byte) (int, error) { return j.read(b, true) }
+
+func (f *frames) Read(b []byte) (int, error) { return f.read(b, false) }
+
+func (f *frames) read(b []byte, both bool) (int, error) {
+	for f.left == 0 {
+		var head [8]byte
+		if _, err := io.ReadFull(f.in, head[:]); err != nil {
+			return 0, err
+		}
+		size := int(binary.BigEndian.Uint32(head[4:]))
+		switch {
+		case head[0] == frameStdout, head[0] == frameStderr && both:
+			f.left = size
+		case head[0] == frameStderr:
+			text := make([]byte, min(size, maxSaid))
+			if _, err := io.ReadFull(f.in, text); err != nil {
+				return 0, err
+			}
+			if _, err := f.in.Discard(size - len(text)); err != nil {
+				return 0, err
+			}
+			if room := maxSaid - len(f.errs); room > 0 {
+				f.errs = append(f.errs, text[:min(room, len(text))]...)
+			}
+		default:
+			return 0, fmt.Errorf("the engine sent a frame of kind %d", head[0])
+		}
+	}
+	n, err := f.in.Read(b[:min(len(b), f.left)])
+	f.left -= n
+	return n, err
+}
+
+// said is what came on standard error. It is for after the last read.
+func (f *frames) said() string { return string(f.errs) }
+
+// spare is a connection that a start has proved to work and nobody has asked for yet.
+type spare struct {
+	conn  *stream
+	timer *time.Timer
+}
+
+func (p *Provider) keepSpare(id string, conn *stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if old := p.spares[id]; old != nil {
+		old.timer.Stop()
+		old.conn.Close()
+	}
+	p.spares[id] = &spare{conn: conn, timer: time.AfterFunc(spareLife, func() { p.dropSpare(id) })}
+}
+
+func (p *Provider) takeSpare(id string) net.Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.spares[id]
+	if s == nil || !s.timer.Stop() {
+		return nil
+	}
+	delete(p.spares, id)
+	return s.conn
+}
+
+func (p *Provider) dropSpare(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.spares[id]; s != nil {
+		s.timer.Stop()
+		s.conn.Close()
+		delete(p.spares, id)
+	}
+}

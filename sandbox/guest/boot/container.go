@@ -1,0 +1,50 @@
+package boot
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+
+	"managoat/sandbox/guest/bridge"
+	"managoat/sandbox/guest/furniture"
+)
+
+// ContainerName is argv[0] of the guest's binary as the first process of a container, and with the argument Bridge as what the
+// container engine runs beside it: see package bridge.
+const (
+	ContainerName = "managoat-container"
+	Bridge        = "bridge"
+)
+
+// ContainerProgram is where a container has the guest's binary: above all that machine root rearranges.
+const ContainerProgram = "/.managoat/" + ContainerName
+
+// LinksVariable holds links that the machine gets ("NAME=TO", with colons between): to what is mounted elsewhere.
+const LinksVariable = "MANAGOAT_GUEST_LINKS"
+
+// oomFiles count kills for memory, of cgroup v2 and v1, as a container with a cgroup namespace of its own sees them.
+var oomFiles = []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"}
+
+// Container prepares the container that this process is the first of, whose root file system may be any image's, and
+// returns where the guest listens and the file that counts kills for memory, or nil.
+func Container() (net.Listener, *os.File, error) {
+	if err := syscall.Setgroups(nil); err != nil {
+		return nil, nil, fmt.Errorf("leave the image's groups: %w", err)
+	}
+	key, links := os.Getenv(bridge.KeyVariable), os.Getenv(LinksVariable)
+	os.Clearenv()
+	if err := furniture.Furnish(ContainerProgram, links); err != nil {
+		return nil, nil, err
+	}
+	l, err := bridge.Listen(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen: %w", err)
+	}
+	for _, name := range oomFiles {
+		if f, err := os.Open(name); err == nil {
+			return l, f, nil
+		}
+	}
+	return l, nil, nil
+}

@@ -1,0 +1,161 @@
+// Package bridge carries the server's connection into a machine that something else than Managoat keeps, as a container
+// engine does: the engine runs this program beside the guest, with its standard input and output as the stream, and it
+// passes everything on to the guest's socket.
+//
+// The socket is an abstract one of the machine's network namespace, which every program of the machine can name. So who
+// connects has to show the machine's key, which the engine gives its own processes in their environment: the guest's and the
+// bridge's are closed to everything that runs in the machine, machine root included.
+package bridge
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// KeyVariable is where the engine's processes find the machine's key.
+const KeyVariable = "MANAGOAT_GUEST_KEY"
+
+// KeySize is the length of a key, in characters.
+const KeySize = 64
+
+// Connected is the byte that the guest answers a key with.
+const Connected = '+'
+
+const (
+	address       = "@managoat-guest"
+	bootPatience  = 30 * time.Second // for the guest to listen, where the bridge is there first
+	bootPause     = 5 * time.Millisecond
+	keyPatience   = 10 * time.Second // for a caller to show its key
+	strangerLimit = 16               // callers that have not shown it yet; more wait
+)
+
+// Main connects standard input and output with the guest, until either ends.
+func Main() error {
+	// No process of the machine may read the key out of this one.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("not dumpable: %w", err)
+	}
+	conn, err := dial()
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(conn, os.Getenv(KeyVariable)); err != nil {
+		return err
+	}
+	go func() {
+		io.Copy(conn, os.Stdin)
+		conn.CloseWrite()
+	}()
+	_, err = io.Copy(os.Stdout, conn)
+	return err
+}
+
+// dial waits for a guest that is about to listen.
+func dial() (*net.UnixConn, error) {
+	for deadline := time.Now().Add(bootPatience); ; time.Sleep(bootPause) {
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: address, Net: "unix"})
+		if err == nil || time.Now().After(deadline) {
+			return conn, err
+		}
+	}
+}
+
+// Listener hands out the connections of callers that know the key.
+type Listener struct {
+	l     *net.UnixListener
+	key   []byte
+	known chan net.Conn
+	ended context.Context
+	end   context.CancelFunc
+}
+
+// Listen takes the address, which nothing of the machine can have before: the guest is its first process.
+func Listen(key string) (*Listener, error) {
+	if len(key) != KeySize {
+		return nil, fmt.Errorf("the machine's key has %d characters, not %d", len(key), KeySize)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: address, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	b := &Listener{l: l, key: []byte(key), known: make(chan net.Conn)}
+	b.ended, b.end = context.WithCancel(context.Background())
+	go b.accept()
+	return b, nil
+}
+
+func (b *Listener) accept() {
+	defer b.end()
+	strangers := make(chan struct{}, strangerLimit)
+	for {
+		conn, err := b.l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		if !fromRoot(conn) { // so that the sandbox's user cannot take all places of strangers
+			conn.Close()
+			continue
+		}
+		strangers <- struct{}{}
+		go func() {
+			defer func() { <-strangers }()
+			if b.introduced(conn) {
+				select {
+				case b.known <- conn:
+					return
+				case <-b.ended.Done():
+				}
+			}
+			conn.Close()
+		}()
+	}
+}
+
+func fromRoot(conn *net.UnixConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	root := false
+	err = raw.Control(func(fd uintptr) {
+		peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		root = err == nil && peer.Uid == 0
+	})
+	return err == nil && root
+}
+
+func (b *Listener) introduced(conn *net.UnixConn) bool {
+	conn.SetDeadline(time.Now().Add(keyPatience))
+	var key [KeySize]byte
+	if _, err := io.ReadFull(conn, key[:]); err != nil || subtle.ConstantTimeCompare(key[:], b.key) != 1 {
+		return false
+	}
+	if _, err := conn.Write([]byte{Connected}); err != nil {
+		return false
+	}
+	return conn.SetDeadline(time.Time{}) == nil
+}
+
+// Accept waits for the next caller that knows the key.
+func (b *Listener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-b.known:
+		return conn, nil
+	case <-b.ended.Done():
+		return nil, errors.New("the guest's socket is closed")
+	}
+}
+
+// Close ends the listener.
+func (b *Listener) Close() error { return b.l.Close() }
+
+// Addr of the socket.
+func (b *Listener) Addr() net.Addr { return b.l.Addr() }
