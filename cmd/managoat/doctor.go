@@ -17,7 +17,6 @@ import (
 	"managoat/internal/runtime"
 	"managoat/sandbox"
 	"managoat/sandbox/conformance"
-	"managoat/sandbox/local"
 )
 
 // finding is one line of the doctor's.
@@ -113,7 +112,7 @@ func trial(name string) (_ sandbox.Provider, end func() error, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("no temporary directory can be made: %w", err)
 	}
-	p, err := local.New(local.Options{Dir: dir, GuestBinary: guest})
+	p, err := newLocal(providerOptions{dir: dir, guest: guest}, 0, 0)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("local machines cannot be made: %w", err), os.RemoveAll(dir))
 	}
