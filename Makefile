@@ -3,6 +3,7 @@
 GO      ?= go
 DATA    ?= $(CURDIR)/.data
 LISTEN  ?= 127.0.0.1:8080
+IMAGE   ?= managoat-machine:latest
 BIN     := bin/managoat
 GUEST   := cmd/managoat/guest/managoat-guest-
 GUESTS  := amd64 arm64
@@ -13,7 +14,7 @@ compile := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w'
 server  := $(subst -s -w,-s -w -X main.version=$(VERSION),$(compile))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps test-deps generate build release image-root run down test vet lint generated sqlc-check unit bench doctor clean
+.PHONY: help deps test-deps generate build release image-root run down test vet lint generated sqlc-check unit image bench doctor clean
 
 help: ## explain every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +74,9 @@ sqlc-check: ## fail when sqlc's code is not up to date (building sqlc takes minu
 
 unit: ## tests of one package: make unit PKG=./internal/workspace
 	$(GO) test $(PKG)
+
+image: ## build the image of the docker provider's machines (BASE=debian:bookworm-slim)
+	docker build --tag $(IMAGE) $(if $(BASE),--build-arg BASE=$(BASE)) sandbox/docker/image
 
 bench: build ## benchmarks, as ratios within one run (docs/benchmarks.md)
 	@.ci/bench

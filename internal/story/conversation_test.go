@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -188,18 +185,15 @@ func TestAConversationWithoutAWorkspaceBuildsOneOfItsOwnInItsTranscript(t *testi
 	if no := a.refused("POST", "/api/workspaces/"+c.WorkspaceID+"/retry", nil); no.Status != 422 || no.Code != "implicit_workspace" {
 		t.Errorf("a retry of it: %+v", no)
 	}
-	dir := filepath.Join(s.dir, "machines", "machines", machine(*list[0].SandboxID))
-	if _, err := os.Stat(dir); err != nil {
-		t.Fatal(err)
+	name := machine(*list[0].SandboxID)
+	if !s.kept(name) {
+		t.Fatal("its machine is not where the test would look for what is left of it")
 	}
 	a.do("DELETE", "/api/conversations/"+c.ID, nil)
 	if !a.gone("/api/conversations/" + c.ID) {
 		t.Error("a deleted conversation is still shown")
 	}
-	until(t, "its machine to be gone", func() bool {
-		_, err := os.Stat(dir)
-		return errors.Is(err, os.ErrNotExist)
-	})
+	until(t, "its machine to be gone", func() bool { return !s.kept(name) })
 }
 
 func TestTurnsAreInterruptedWhereverTheyAreAndConversationsEnd(t *testing.T) {

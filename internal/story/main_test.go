@@ -13,12 +13,14 @@ import (
 
 	"managoat/internal/runtime"
 	"managoat/internal/testworld"
+	"managoat/sandbox/docker/dockertest"
 )
 
 // Names of what the tests can be given, so that they need not make it.
 const (
-	binaryVariable   = "MANAGOAT_TEST_BINARY"  // the server to test
-	runtimesVariable = "MANAGOAT_RUNTIMES_DIR" // where adapters are installed
+	binaryVariable   = "MANAGOAT_TEST_BINARY"   // the server to test
+	runtimesVariable = "MANAGOAT_RUNTIMES_DIR"  // where adapters are installed
+	providerVariable = "MANAGOAT_TEST_PROVIDER" // of all machines: local, unless it says docker
 )
 
 func TestMain(m *testing.M) {
@@ -38,6 +40,7 @@ type ground struct {
 	dir      string // for everything that is made here; PostgreSQL's user passes through it
 	binary   string
 	runtimes string
+	provider []string // settings of every server
 	err      error
 
 	serve    sync.Once
@@ -78,6 +81,13 @@ func (g *ground) lay() (err error) {
 			return err
 		}
 		g.runtimes = filepath.Join(cache, "managoat-tests", "runtimes")
+	}
+	if os.Getenv(providerVariable) == "docker" {
+		engine, err := dockertest.Open()
+		if err != nil {
+			return err
+		}
+		g.provider = []string{"MANAGOAT_SANDBOX_PROVIDERS=docker", "MANAGOAT_SANDBOX_PROVIDER=docker", "MANAGOAT_DOCKER_HOST=" + engine.Host, "MANAGOAT_DOCKER_IMAGE=" + dockertest.Image}
 	}
 	for _, name := range []string{"node", runtime.Claude} {
 		if out, err := exec.Command(g.binary, "runtimes", "install", name, "--runtimes-dir", g.runtimes).CombinedOutput(); err != nil {
@@ -144,7 +154,7 @@ func (g *ground) close() error {
 	if g.world != nil {
 		errs = append(errs, g.world.Close())
 	}
-	errs = append(errs, g.faults.err())
+	errs = append(errs, g.faults.err(), dockertest.Close())
 	if g.dir != "" {
 		errs = append(errs, os.RemoveAll(g.dir))
 	}

@@ -85,7 +85,8 @@ func ownOf(tb testing.TB, binary string, environ ...string) (*Server, *testworld
 // environ is the environment of every process of the product: nothing of the tests' own settings leaks in.
 func (s *Server) environ() []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MANAGOAT_") })
-	return append(append(env, runtimesVariable+"="+common.runtimes, "MANAGOAT_DATA="+s.dir, "MANAGOAT_LISTEN=127.0.0.1:0"), s.env...)
+	env = append(env, runtimesVariable+"="+common.runtimes, "MANAGOAT_DATA="+s.dir, "MANAGOAT_LISTEN=127.0.0.1:0")
+	return append(append(env, common.provider...), s.env...)
 }
 
 // start runs the server and returns when it has greeted.

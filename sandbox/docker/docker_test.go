@@ -1,6 +1,7 @@
 package docker_test
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -10,7 +11,14 @@ import (
 	"managoat/sandbox/docker/dockertest"
 )
 
-func TestMain(m *testing.M) { os.Exit(dockertest.Main(m)) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := dockertest.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, "after the tests:", err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
 
 func provider(tb testing.TB) *docker.Provider {
 	tb.Helper()

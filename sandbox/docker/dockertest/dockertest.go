@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -49,31 +50,36 @@ var shared struct {
 	err    error
 }
 
-// Shared is the engine of this test binary, with Image in it. Main stops it.
-func Shared(tb testing.TB) *Engine {
-	tb.Helper()
+// Open is the engine of this test binary, with Image in it. Close stops it.
+func Open() (*Engine, error) {
 	shared.once.Do(func() {
 		shared.engine, shared.err = Start(context.Background())
 		if shared.err == nil {
 			shared.err = shared.engine.Import(context.Background())
 		}
+		if shared.err != nil {
+			shared.err = fmt.Errorf("the tests' Docker Engine: %w (Debian's package docker.io has one; `make test` installs it)", shared.err)
+		}
 	})
-	if shared.err != nil {
-		tb.Fatalf("the tests' Docker Engine: %v (Debian's package docker.io has one; `make test` installs it)", shared.err)
-	}
-	return shared.engine
+	return shared.engine, shared.err
 }
 
-// Main runs a package's tests and stops the engine that they shared.
-func Main(m *testing.M) int {
-	code := m.Run()
-	if shared.engine != nil {
-		if err := shared.engine.Remove(); err != nil {
-			fmt.Fprintln(os.Stderr, "the tests' Docker Engine:", err)
-			return 1
-		}
+// Shared is Open for a test.
+func Shared(tb testing.TB) *Engine {
+	tb.Helper()
+	e, err := Open()
+	if err != nil {
+		tb.Fatal(err)
 	}
-	return code
+	return e
+}
+
+// Close stops the engine that a package's tests shared. What they left in it is a fault.
+func Close() error {
+	if shared.engine == nil {
+		return nil
+	}
+	return shared.engine.Remove()
 }
 
 // Start starts an engine in a new directory. Its containers have no network, so that it needs no bridge and changes no
@@ -141,8 +147,19 @@ func (e *Engine) Client() (*client.Client, error) { return client.New(client.Wit
 // Stop ends the engine's process as an operator does: its containers end with it.
 func (e *Engine) Stop() error { return e.end(syscall.SIGTERM) }
 
-// Kill ends the engine's process without a word.
-func (e *Engine) Kill() error { return e.end(syscall.SIGKILL) }
+// Kill ends the engine's process without a word, and that of its containerd, as a host's sudden end does. Containers may go on.
+func (e *Engine) Kill() error {
+	err := e.end(syscall.SIGKILL)
+	file := filepath.Join(e.Dir, "x", "containerd", "containerd.pid")
+	raw, rerr := os.ReadFile(file)
+	if rerr != nil {
+		return errors.Join(err, rerr)
+	}
+	if pid, perr := strconv.Atoi(strings.TrimSpace(string(raw))); perr == nil {
+		syscall.Kill(pid, syscall.SIGKILL) // gone already, it may be
+	}
+	return errors.Join(err, os.Remove(file))
+}
 
 func (e *Engine) end(sig syscall.Signal) error {
 	e.cmd.Process.Signal(sig)
@@ -168,9 +185,30 @@ func (e *Engine) Remove() error {
 		_, rerr := c.ContainerRemove(ctx, item.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		err = errors.Join(err, rerr)
 	}
-	err = errors.Join(err, e.Stop())
+	err = errors.Join(err, e.Stop(), e.sweep())
 	e.log.Close()
 	return errors.Join(err, os.RemoveAll(e.Dir))
+}
+
+// sweep ends what an engine that was killed left behind: the processes that watched its containers, and their mounts.
+func (e *Engine) sweep() error {
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range all {
+		line, _ := os.ReadFile(file)
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if bytes.Contains(line, []byte(e.Dir+"/")) && pid > 0 && pid != os.Getpid() {
+			err = errors.Join(err, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+	mounts, rerr := os.ReadFile("/proc/self/mountinfo")
+	lines := strings.Split(string(mounts), "\n")
+	slices.Reverse(lines) // what was mounted last goes first
+	for _, line := range lines {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], e.Dir+"/") {
+			err = errors.Join(err, syscall.Unmount(f[4], syscall.MNT_DETACH))
+		}
+	}
+	return errors.Join(err, rerr)
 }
 
 // Import gives the engine its image.
