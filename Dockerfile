@@ -1,13 +1,13 @@
 # The server as a container, and what installs the adapters for it. deploy/compose.yaml runs both.
 #
-#   docker build --target server -t managoat .                             # from source
-#   make image-root && docker build --build-arg FROM=prebuilt -t managoat --target server .   # from what is built already
+#   docker build --target server -t managoat .        # from source; or from what is built here:
+#   make build image-root && docker build --build-arg FROM=prebuilt --target server -t managoat .
 ARG FROM=built
 
 FROM golang:1.26-bookworm AS built
 WORKDIR /src
 COPY . .
-RUN make image-root
+RUN make build image-root
 
 FROM scratch AS prebuilt
 COPY dist/image /src/dist/image

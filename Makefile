@@ -4,7 +4,8 @@ GO      ?= go
 DATA    ?= $(CURDIR)/.data
 LISTEN  ?= 127.0.0.1:8080
 IMAGE   ?= managoat-machine:latest
-BIN     := bin/managoat
+BIN     ?= bin/managoat
+ROOT    ?= dist/image
 GUEST   := cmd/managoat/guest/managoat-guest-
 GUESTS  := amd64 arm64
 RELEASE := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
@@ -40,13 +41,13 @@ release: ## build dist/ for every system (macOS: with the docker provider alone)
 	for to in $(RELEASE); do GOOS=$${to%-*} GOARCH=$${to#*-} $(server) -o dist/managoat-$$to ./cmd/managoat || exit; done
 	cd dist && { sha256sum managoat-* || shasum -a 256 managoat-*; } >SHA256SUMS
 
-image-root: build ## lay out what the server's container image holds, in dist/image (Dockerfile)
-	rm -rf dist/image
-	mkdir -p dist/image/root/etc/ssl/certs dist/image/own/data dist/image/own/runtimes
-	cp $(BIN) dist/image/root/managoat
-	cp /etc/ssl/certs/ca-certificates.crt dist/image/root/etc/ssl/certs/
-	echo 'managoat:x:65532:65532::/data:/managoat' >dist/image/root/etc/passwd
-	echo 'managoat:x:65532:' >dist/image/root/etc/group
+image-root: ## lay out what the server's container image holds (make build came before) in ROOT (Dockerfile)
+	rm -rf $(ROOT)
+	mkdir -p $(ROOT)/root/etc/ssl/certs $(ROOT)/own/data $(ROOT)/own/runtimes
+	cp $(BIN) $(ROOT)/root/managoat
+	cp /etc/ssl/certs/ca-certificates.crt $(ROOT)/root/etc/ssl/certs/
+	echo 'managoat:x:65532:65532::/data:/managoat' >$(ROOT)/root/etc/passwd
+	echo 'managoat:x:65532:' >$(ROOT)/root/etc/group
 
 run: deps build ## bring everything up on one machine and print one URL (DATA=dir LISTEN=addr)
 	@$(BIN) runtimes install node

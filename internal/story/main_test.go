@@ -100,7 +100,8 @@ func (g *ground) lay() (err error) {
 // build makes the server of a source tree with the guest inside, as `make build` does, and leaves the tree alone.
 func build(root, dir, version string) (string, error) {
 	guest, binary, overlay := filepath.Join(dir, "managoat-guest"), filepath.Join(dir, "managoat"), filepath.Join(dir, "overlay.json")
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "cmd/managoat/guest/managoat-guest-"+goruntime.GOARCH): guest}})
+	place := filepath.Join(root, "cmd/managoat/guest/managoat-guest")
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {place + "-" + goruntime.GOARCH: guest, place: guest}}) // the second is an earlier tree's
 	if err != nil {
 		return "", err
 	}
