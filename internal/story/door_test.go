@@ -186,6 +186,10 @@ func TestTheServerGetsItsCertificateFromAnAuthorityAndStreamsOverHTTP2(t *testin
 		t.Errorf("the directory of keys: %v %v", info, err)
 	}
 
+	if out, said, code := s.operator(t, "", "health"); code != 0 || out != "ok\n" {
+		t.Errorf("health: exit %d, %q %q", code, out, said)
+	}
+
 	email, password := "owner@goat.test", "a long password of the door"
 	key := s.owner(t, email, password)
 	secured(t, hc, base, email, password)
