@@ -33,6 +33,26 @@ type turnView struct {
 		Code    string `json:"code"`
 		Message string `json:"message"`
 	} `json:"error"`
+	WaitingFor *struct {
+		Reason string `json:"reason"`
+		Detail string `json:"detail"`
+	} `json:"waiting_for"`
+}
+
+// waits says what can hold a turn for long; "" when nothing does.
+func (v turnView) waits() string {
+	if v.WaitingFor == nil {
+		return ""
+	}
+	switch w := v.WaitingFor; {
+	case w.Reason == "setup":
+		return "waits for the machine's setup"
+	case w.Reason == "host":
+		return "waits for the server whose host runs the machine: it is away"
+	case w.Reason == "queue" && w.Detail != "":
+		return "waits behind turn " + w.Detail
+	}
+	return ""
 }
 
 func runVerb() *cobra.Command {
@@ -111,14 +131,15 @@ func followTurn(ctx context.Context, cl *client.Client, conversation string, num
 	t := &turnPrinter{printer: stdout(), json: asJSON}
 	turnPath := fmt.Sprintf("/api/conversations/%s/turns/%d", conversation, number)
 	var final turnView
+	begun := number == 1
 	each := func(f client.Frame) error {
 		var e event
 		if f.Event != client.Opened {
 			if err := json.Unmarshal(f.Data, &e); err != nil {
 				return fmt.Errorf("the server sent an event that cannot be read: %w", err)
 			}
-			if e.TurnNumber != 0 && e.TurnNumber != number {
-				return nil
+			if begun = begun || e.TurnNumber == number; e.TurnNumber != number && (e.TurnNumber != 0 || !begun) {
+				return nil // another turn's, or the setup of a machine that was there before this one
 			}
 			if asJSON {
 				fmt.Fprintf(os.Stdout, "%s\n", f.Data)
@@ -127,7 +148,7 @@ func followTurn(ctx context.Context, cl *client.Client, conversation string, num
 			}
 		}
 		// Whether the turn is over is the turn's own word, asked when a row says that something changed.
-		if f.Event != client.Opened && !endsTurn(e) {
+		if f.Event != client.Opened && e.Type != "prompt" && !endsTurn(e) {
 			return nil
 		}
 		var out struct{ Data turnView }
@@ -137,6 +158,10 @@ func followTurn(ctx context.Context, cl *client.Client, conversation string, num
 		if s := out.Data.Status; s != "pending" && s != "running" && f.Event != client.Opened {
 			final = out.Data
 			return client.ErrStop
+		}
+		if w := out.Data.waits(); w != "" && w != t.waits && !asJSON {
+			t.waits = w
+			t.line("◌ " + w)
 		}
 		return nil
 	}
@@ -187,6 +212,7 @@ type turnPrinter struct {
 	json   bool
 	inText bool
 	last   string
+	waits  string // as it was last shown
 	titles map[string]string
 	// requests that wait for their answer: a request is shown with it.
 	requests []request
@@ -213,6 +239,10 @@ func (t *turnPrinter) show(e event) {
 		RequestID                                                                             string `json:"request_id"`
 		ExitCode                                                                              *int   `json:"exit_code"`
 		DurationMS                                                                            int64  `json:"duration_ms"`
+		Detail                                                                                struct {
+			Lines   []string
+			Dropped int
+		}
 	}
 	if json.Unmarshal(e.Body, &b) != nil {
 		return
@@ -243,6 +273,14 @@ func (t *turnPrinter) show(e event) {
 		t.line(s + "  " + duration(b.DurationMS))
 	case "stage":
 		if b.Stage == "turn" {
+			return
+		}
+		if lines := b.Detail.Lines; len(lines) > 0 { // what a step of the machine's setup printed
+			t.endLine()
+			for _, line := range lines {
+				t.text(line)
+				t.inText = !strings.HasSuffix(line, "\n")
+			}
 			return
 		}
 		mark := map[string]string{"started": "◐", "done": "✓", "failed": "✕", "interrupted": "–"}[b.State]

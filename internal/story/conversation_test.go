@@ -158,7 +158,15 @@ func TestAConversationWithoutAWorkspaceBuildsOneOfItsOwnInItsTranscript(t *testi
 	if code != 0 || !strings.Contains(stdout, "Hello from here.\n") {
 		t.Fatalf("run: exit %d\n%s%s", code, stdout, stderr)
 	}
+	for _, once := range []string{"◐ machine\n", "◐ setup_script\nhello from a Debian package\nset up\n✓ setup_script\n"} {
+		if strings.Count(stdout, once) != 1 {
+			t.Errorf("run does not say %q once:\n%s", once, stdout)
+		}
+	}
 	c := get[[]Conversation](a, "/api/conversations")[0]
+	if stdout, _, code := a.cli("run", "loner", "--conversation", c.ID, "-p", "Please greet from your own machine once more."); code != 0 || strings.Contains(stdout, "machine\n") {
+		t.Errorf("the next turn shows the setup again: exit %d\n%s", code, stdout)
+	}
 	var lines []string
 	seen := map[string]string{}
 	for _, e := range a.rows(c.ID, "stage") {

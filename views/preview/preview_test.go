@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -44,6 +45,39 @@ func TestNoPageHoldsInlineScriptOrStyle(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+var (
+	startTag  = regexp.MustCompile(`<[a-z][a-z0-9-]*((?:\s+[^\s"'<>/=]+(?:="[^"]*")?)*)\s*/?>`)
+	attribute = regexp.MustCompile(`\s([^\s"'<>/=]+)(?:="[^"]*")?`)
+)
+
+// Of two attributes with one name a browser hears the first: a field whose type is text and then password shows
+// what is typed. The parser of documents drops the second too, so the text is looked at.
+func TestNoElementSaysAnAttributeTwice(t *testing.T) {
+	t.Parallel()
+	secret := 0
+	for _, e := range examples(moment) {
+		doc, text := document(t, e)
+		for _, tag := range startTag.FindAllSubmatch(text, -1) {
+			said := map[string]bool{}
+			for _, a := range attribute.FindAllSubmatch(tag[1], -1) {
+				if said[string(a[1])] {
+					t.Errorf("%s: %s says %s twice", e.path, tag[0], a[1])
+				}
+				said[string(a[1])] = true
+			}
+		}
+		doc.Find("input[name=password]").Each(func(_ int, s *goquery.Selection) {
+			secret++
+			if kind := s.AttrOr("type", ""); kind != "password" {
+				t.Errorf("%s: a password is typed into a field of the type %q", e.path, kind)
+			}
+		})
+	}
+	if secret == 0 {
+		t.Error("no page asks for a password")
 	}
 }
 
