@@ -4,12 +4,18 @@ GO      ?= go
 DATA    ?= $(CURDIR)/.data
 LISTEN  ?= 127.0.0.1:8080
 IMAGE   ?= managoat-machine:latest
-BIN     := bin/managoat
-GUEST   := cmd/managoat/guest/managoat-guest
-VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+BIN     ?= bin/managoat
+ROOT    ?= dist/image
+GUEST   := cmd/managoat/guest/managoat-guest-
+GUESTS  := amd64 arm64
+RELEASE := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# What is built is the same wherever it is built: no path of this machine and no C library is in it.
+compile := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w'
+server  := $(subst -s -w,-s -w -X main.version=$(VERSION),$(compile))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps test-deps generate build run down test vet lint generated sqlc-check unit image bench doctor clean
+.PHONY: help deps test-deps generate build release image-root run down test vet lint generated sqlc-check unit image bench doctor clean
 
 help: ## explain every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,8 +31,23 @@ generate: ## regenerate the code of templ and sqlc
 	$(GO) tool -modfile=tools.mod sqlc generate
 
 build: ## build bin/managoat with the guest inside
-	CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -ldflags '-s -w' -o $(GUEST) ./cmd/managoat-guest
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/managoat
+	@rm -f $(GUEST)*
+	GOOS=linux $(compile) -o $(GUEST)$(shell $(GO) env GOARCH) ./cmd/managoat-guest
+	$(server) -o $(BIN) ./cmd/managoat
+
+release: ## build dist/ for every system (macOS: with the docker provider alone), guests of both processors inside, and checksums
+	for arch in $(GUESTS); do GOOS=linux GOARCH=$$arch $(compile) -o $(GUEST)$$arch ./cmd/managoat-guest || exit; done
+	rm -rf dist
+	for to in $(RELEASE); do GOOS=$${to%-*} GOARCH=$${to#*-} $(server) -o dist/managoat-$$to ./cmd/managoat || exit; done
+	cd dist && { sha256sum managoat-* || shasum -a 256 managoat-*; } >SHA256SUMS
+
+image-root: ## lay out what the server's container image holds (make build came before) in ROOT (Dockerfile)
+	rm -rf $(ROOT)
+	mkdir -p $(ROOT)/root/etc/ssl/certs $(ROOT)/own/data $(ROOT)/own/runtimes
+	cp $(BIN) $(ROOT)/root/managoat
+	cp /etc/ssl/certs/ca-certificates.crt $(ROOT)/root/etc/ssl/certs/
+	echo 'managoat:x:65532:65532::/data:/managoat' >$(ROOT)/root/etc/passwd
+	echo 'managoat:x:65532:' >$(ROOT)/root/etc/group
 
 run: deps build ## bring everything up on one machine and print one URL (DATA=dir LISTEN=addr)
 	@$(BIN) runtimes install node
@@ -65,4 +86,4 @@ doctor: build ## say what is missing on this host and how to get it
 	@$(BIN) doctor
 
 clean: ## remove what build made
-	rm -rf bin $(GUEST)
+	rm -rf bin dist $(GUEST)*

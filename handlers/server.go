@@ -46,6 +46,8 @@ type Config struct {
 	Log    *slog.Logger
 	// TrustedProxies whose X-Forwarded-For is believed. Empty: the peer's address is the client's.
 	TrustedProxies []*net.IPNet
+	// HTTPS tells that browsers reach the server by https, whoever ends the TLS: cookies then go over nothing else.
+	HTTPS bool
 	// ErrorPage renders a refusal for a browser.
 	ErrorPage func(echo.Context, *refusal.Refusal) error
 	// Peer is what other servers may ask. nil: nothing.
@@ -60,11 +62,16 @@ func New(cfg Config) (*echo.Echo, huma.API) {
 	e.HTTPErrorHandler = (&edge{cfg}).onError
 	e.IPExtractor = echo.ExtractIPDirect()
 	if len(cfg.TrustedProxies) > 0 {
-		var trust []echo.TrustOption
+		// Only the named ones: a client in a private network is no proxy.
+		trust := []echo.TrustOption{echo.TrustLoopback(false), echo.TrustLinkLocal(false), echo.TrustPrivateNet(false)}
 		for _, n := range cfg.TrustedProxies {
 			trust = append(trust, echo.TrustIPRange(n))
 		}
 		e.IPExtractor = echo.ExtractIPFromXFFHeader(trust...)
+		e.SchemeExtractor = echo.ExtractSchemeFromHeaders(trust...)
+	}
+	if cfg.HTTPS {
+		e.SchemeExtractor = func(*http.Request) string { return "https" }
 	}
 	outside := e.IPExtractor
 	e.IPExtractor = func(r *http.Request) string {

@@ -57,9 +57,9 @@ func main() {
 	case guestName:
 		fmt.Fprintln(os.Stderr, inherited(server.Config{}))
 		os.Exit(1)
-	case boot.ContainerName:
+	case bridge.Name:
 		run := contained
-		if len(os.Args) > 1 && os.Args[1] == boot.Bridge {
+		if len(os.Args) > 1 && os.Args[1] == bridge.Argument {
 			run = bridge.Main
 		}
 		if err := run(); err != nil {

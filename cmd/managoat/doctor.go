@@ -21,7 +21,6 @@ import (
 	"managoat/sandbox"
 	"managoat/sandbox/conformance"
 	"managoat/sandbox/docker"
-	"managoat/sandbox/local"
 )
 
 // finding is one line of the doctor's.
@@ -163,7 +162,7 @@ func trialLocal(guest []byte) (_ sandbox.Provider, end func() error, err error) 
 	if err != nil {
 		return nil, nil, fmt.Errorf("no temporary directory can be made: %w", err)
 	}
-	p, err := local.New(local.Options{Dir: dir, GuestBinary: guest})
+	p, err := newLocal(providerOptions{dir: dir, guest: guest}, 0, 0)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("local machines cannot be made: %w", err), os.RemoveAll(dir))
 	}

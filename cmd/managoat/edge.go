@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 
 	"managoat/db"
 	"managoat/handlers"
@@ -39,6 +40,6 @@ func edge(b *base, s *services, proxies []*net.IPNet) http.Handler {
 			s.operations.Wake(ref)
 			s.conversations.Look(ref)
 		}},
-		TrustedProxies: proxies, ErrorPage: console.ErrorPage, Version: version})
+		TrustedProxies: proxies, HTTPS: strings.HasPrefix(b.cfg.URL, "https:"), ErrorPage: console.ErrorPage, Version: version})
 	return e
 }

@@ -13,7 +13,6 @@ import (
 	"managoat/internal/config"
 	"managoat/sandbox"
 	"managoat/sandbox/docker"
-	"managoat/sandbox/local"
 )
 
 // providerOptions are what providers of every kind are opened with.
@@ -25,6 +24,12 @@ type providerOptions struct {
 	extraCA    []byte
 	limits     sandbox.Limits
 	log        *slog.Logger
+}
+
+// provider is one that is closed when the server ends.
+type provider interface {
+	sandbox.Provider
+	Close() error
 }
 
 // openProviders opens the enabled providers. close ends their own work; machines go on.
@@ -39,15 +44,11 @@ func openProviders(cfg *config.Config, o providerOptions) (all map[string]sandbo
 		}
 	}
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(cfg.SandboxProviders))) {
-		var p interface {
-			sandbox.Provider
-			Close() error
-		}
+		var p provider
 		switch name {
 		case "local":
 			age, room := cfg.PackageLayers()
-			p, err = local.New(local.Options{Dir: o.dir, GuestBinary: o.guest, MountRoots: o.mountRoots, AptSources: o.aptSources, ExtraCA: o.extraCA,
-				Defaults: o.limits, LayerAge: age, LayerBytes: room, Log: o.log})
+			p, err = newLocal(o, age, room)
 		case "docker":
 			p, err = docker.New(docker.Options{Host: cfg.DockerHost, Image: cfg.DockerImage, Runtime: cfg.DockerRuntime, GuestBinary: o.guest,
 				MountRoots: o.mountRoots, AptSources: o.aptSources, Defaults: o.limits, Log: o.log})
@@ -66,7 +67,7 @@ func openProviders(cfg *config.Config, o providerOptions) (all map[string]sandbo
 // dialGuest opens a machine's guest for the egress process, which knows directories, the engine's address, and nothing of
 // services.
 func dialGuest(dir string) (func(ctx context.Context, s broker.Settings, m broker.Machine) (net.Conn, error), error) {
-	guests, err := local.Attach(dir)
+	localGuest, err := localGuests(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +76,7 @@ func dialGuest(dir string) (func(ctx context.Context, s broker.Settings, m broke
 	return func(ctx context.Context, s broker.Settings, m broker.Machine) (net.Conn, error) {
 		switch m.Provider {
 		case "local":
-			return guests.Guest(ctx, m.Ref)
+			return localGuest(ctx, m.Ref)
 		case "docker":
 			mu.Lock()
 			engine, err := engines[s.DockerHost], error(nil)

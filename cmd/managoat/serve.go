@@ -15,9 +15,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"managoat/internal/broker"
+	"managoat/internal/certificate"
 	"managoat/internal/config"
 	"managoat/internal/datadir"
 	"managoat/internal/identity"
+	"managoat/internal/netguard"
 	"managoat/internal/refusal"
 	"managoat/internal/secret"
 )
@@ -28,7 +30,8 @@ func serverVerbs() []*cobra.Command {
 		configured("serve", "Run the server", serve),
 		configured("down", "Park every machine of a data directory; stop its server, egress process and PostgreSQL", down),
 		configured("migrate", "Bring the database up to date and end", migrateVerb),
-		egressVerb(), doctorVerb(), adminVerbs(), runtimesVerbs(),
+		configured("health", "Say whether the server of these settings can work (exit 0: it can)", health),
+		dropRootVerb(), egressVerb(), doctorVerb(), adminVerbs(), runtimesVerbs(),
 		loginVerb(), workspaceVerbs(), runVerb(), meVerb(),
 	}
 }
@@ -46,14 +49,22 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 		return err
 	}
 	defer dir.Close()
-	listener, err := net.Listen("tcp", cfg.Listen)
+	certificates, err := openCertificates(cfg, dir)
 	if err != nil {
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("another program listens on %s: stop it, or give another --listen", cfg.Listen)
-		}
-		return fmt.Errorf("listen on %s: %w", cfg.Listen, err)
+		return err
+	}
+	listener, err := listen("listen", cfg.Listen)
+	if err != nil {
+		return err
 	}
 	defer listener.Close()
+	var plain net.Listener // beside TLS
+	if cfg.HTTPListen != "" {
+		if plain, err = listen("http-listen", cfg.HTTPListen); err != nil {
+			return err
+		}
+		defer plain.Close()
+	}
 	url := cfg.URL
 	if url == "" {
 		url = "http://" + listener.Addr().String()
@@ -98,9 +109,19 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 	if err != nil {
 		return fmt.Errorf("listen for machines: %w", err)
 	}
-	served := make(chan error, 2)
-	for _, l := range []net.Listener{listener, inside} {
-		go func() { served <- web.Serve(l) }()
+	served := make(chan error, 3)
+	if certificates == nil {
+		go func() { served <- web.Serve(listener) }()
+	} else {
+		web.TLSConfig = certificates.TLS()
+		go func() { served <- web.ServeTLS(listener, "", "") }()
+		go certificates.Obtain(work)
+	}
+	go func() { served <- web.Serve(inside) }()
+	if plain != nil {
+		sender := server(certificates.Plain(url))
+		defer sender.Close()
+		go func() { served <- sender.Serve(plain) }()
 	}
 	if err := greet(work, s.identity, url); err != nil {
 		return err
@@ -136,6 +157,32 @@ func serve(ctx context.Context, cfg *config.Config) (err error) {
 		err = errors.Join(err, errors.New("some background work did not end in time"))
 	}
 	return err
+}
+
+// openCertificates is where the certificate for https comes from; nil: the server speaks plain http.
+func openCertificates(cfg *config.Config, dir *datadir.Dir) (*certificate.Source, error) {
+	ca, err := netguard.ReadCA(cfg.ExtraCA)
+	if err != nil {
+		return nil, fmt.Errorf("--extra-ca: %w", err)
+	}
+	return certificate.Open(certificate.Options{
+		Cert: cfg.TLSCert, Key: cfg.TLSKey, Host: cfg.Host(),
+		Domains: cfg.ACMEDomains, Contact: cfg.ACMEContact, Directory: cfg.ACMEDirectory, Cache: dir.Path("acme"), ExtraCA: ca, Log: slog.Default(),
+	})
+}
+
+// listen opens an address that a flag named.
+func listen(flag, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("another program listens on %s: stop it, or give another --%s", address, flag)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf("--%s %s: only root may listen on ports below 1024 here (or a service with CAP_NET_BIND_SERVICE)", flag, address)
+	case err != nil:
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
+	}
+	return l, nil
 }
 
 // server is the HTTP server. Streams have no total lifetime: each frame has a deadline of its own.

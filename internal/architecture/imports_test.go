@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -73,6 +74,26 @@ func TestNobodyButTheDatabasePackageOpensAPool(t *testing.T) {
 			if imp == "github.com/jackc/pgx/v5/pgxpool" || imp == "database/sql" {
 				t.Errorf("%s imports %s", p.ImportPath, imp)
 			}
+		}
+	}
+}
+
+// A server on another system has machines by Docker alone. What makes machines of the kernel it runs on does not compile there.
+func TestAServerElsewhereNeedsNothingOfLinux(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("go", "list", "-deps", "managoat/cmd/managoat")
+	cmd.Env = append(cmd.Environ(), "GOOS=darwin", "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	needed := strings.Fields(string(out))
+	if !slices.Contains(needed, "managoat/sandbox/docker") {
+		t.Error("it has no machines at all")
+	}
+	for _, p := range []string{"managoat/sandbox/local", "managoat/sandbox/userns", "managoat/sandbox/guest/boot", "managoat/sandbox/guest/server", "managoat/sandbox/guest/shim"} {
+		if slices.Contains(needed, p) {
+			t.Errorf("it needs %s", p)
 		}
 	}
 }

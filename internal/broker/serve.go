@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 
 	"managoat/internal/broker/journal"
 	"managoat/internal/broker/rule"
@@ -203,22 +202,14 @@ func (l sameUser) Accept() (net.Conn, error) {
 	}
 }
 
-func peerUID(c *net.UnixConn) (int, error) {
+// peerUID is who is at the other end of a connection.
+func peerUID(c *net.UnixConn) (uid int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return 0, err
 	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
-	}
-	if credErr != nil {
-		return 0, credErr
-	}
-	return int(cred.Uid), nil
+	asked := raw.Control(func(fd uintptr) { uid, err = ownerOf(int(fd)) })
+	return uid, errors.Join(asked, err)
 }
 
 // connect reaches a machine's guest through its provider.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/mail"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -15,18 +16,26 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/net/idna"
 
 	"managoat/sandbox/docker"
 )
 
 // Config holds the settings of a server.
 type Config struct {
-	Data        string
-	Listen      string
-	URL         string
-	HostURL     string
-	DatabaseURL string
+	Data    string
+	Listen  string
+	URL     string
+	HostURL string
 
+	TLSCert       string
+	TLSKey        string
+	ACMEDomains   []string
+	ACMEContact   string
+	ACMEDirectory string
+	HTTPListen    string
+
+	DatabaseURL         string
 	AppDatabaseURL      string
 	PlatformDatabaseURL string
 	DatabasePooler      string
@@ -96,15 +105,44 @@ func (s Setting) Variable() string {
 // Settings is the table.
 var Settings = []Setting{
 	{Flag: "data", Default: defaultData(), Help: "data directory: database, machines, keys", bind: text(func(c *Config) *string { return &c.Data })},
-	{Flag: "listen", Default: "127.0.0.1:8080", Help: "address to serve on", bind: text(func(c *Config) *string { return &c.Listen }), check: func(c *Config) error {
-		_, port, err := net.SplitHostPort(c.Listen)
-		if n, e := strconv.Atoi(port); err != nil || e != nil || n < 0 || n > 65535 {
-			return errors.New("must be host:port")
+	{Flag: "listen", Default: "127.0.0.1:8080", Help: "address to serve on", bind: text(func(c *Config) *string { return &c.Listen }), check: func(c *Config) error { return address(c.Listen) }},
+	{Flag: "url", Help: "public URL of this server, as browsers see it (default: http:// and the listen address)", bind: text(func(c *Config) *string { return &c.URL }), check: publicURL},
+	{Flag: "host-url", Help: "where the other servers on the same database reach this one, and no other (default: the URL)", bind: text(func(c *Config) *string { return &c.HostURL }), check: func(c *Config) error { return webURL(c.HostURL) }},
+	{Flag: "tls-cert", Help: "PEM file of a certificate, with its chain, to serve https with; read again when it changes (default: plain http)", bind: text(func(c *Config) *string { return &c.TLSCert }), check: certificate},
+	{Flag: "tls-key", Help: "PEM file of the certificate's key", bind: text(func(c *Config) *string { return &c.TLSKey }), check: func(c *Config) error {
+		if c.TLSKey != "" && c.TLSCert == "" {
+			return errors.New("needs tls-cert")
+		}
+		return readable(c.TLSKey)
+	}},
+	{Flag: "acme-domains", Help: "names to serve https with, the public URL's among them; their certificates come from an ACME authority, which reaches this server on port 443 (TLS-ALPN-01), or on port 80 at http-listen (HTTP-01)", bind: list(func(c *Config) *[]string { return &c.ACMEDomains }), check: domains},
+	{Flag: "acme-contact", Help: "mail address that the authority may write to", bind: text(func(c *Config) *string { return &c.ACMEContact }), check: func(c *Config) error {
+		if c.ACMEContact == "" {
+			return nil
+		}
+		if a, err := mail.ParseAddress(c.ACMEContact); err != nil || a.Address != c.ACMEContact {
+			return errors.New("must be a mail address such as ops@example.com")
+		}
+		if len(c.ACMEDomains) == 0 {
+			return errors.New("needs acme-domains")
 		}
 		return nil
 	}},
-	{Flag: "url", Help: "public URL of this server, as browsers see it (default: http:// and the listen address)", bind: text(func(c *Config) *string { return &c.URL }), check: func(c *Config) error { return webURL(c.URL) }},
-	{Flag: "host-url", Help: "where the other servers on the same database reach this one, and no other (default: the URL)", bind: text(func(c *Config) *string { return &c.HostURL }), check: func(c *Config) error { return webURL(c.HostURL) }},
+	{Flag: "acme-directory", Default: "https://acme-v02.api.letsencrypt.org/directory", Help: "the authority; one of your own is trusted by extra-ca", bind: text(func(c *Config) *string { return &c.ACMEDirectory }), check: func(c *Config) error {
+		if u, err := url.Parse(c.ACMEDirectory); err != nil || u.Scheme != "https" || u.Host == "" {
+			return errors.New("must be an https URL")
+		}
+		return nil
+	}},
+	{Flag: "http-listen", Help: "second address, without TLS, that sends browsers on to the public URL, such as :80", bind: text(func(c *Config) *string { return &c.HTTPListen }), check: func(c *Config) error {
+		switch {
+		case c.HTTPListen == "":
+			return nil
+		case !c.TLS():
+			return errors.New("needs tls-cert or acme-domains: without TLS there is nothing to send browsers on to")
+		}
+		return address(c.HTTPListen)
+	}},
 	{Flag: "database-url", Help: "a PostgreSQL that is already there, 15 or newer (default: an embedded one under the data directory)", bind: text(func(c *Config) *string { return &c.DatabaseURL }), check: func(c *Config) error { return pgURL(c.DatabaseURL) }},
 	{Flag: "app-database-url", Help: "the app login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.AppDatabaseURL }), check: func(c *Config) error { return pgURL(c.AppDatabaseURL) }},
 	{Flag: "platform-database-url", Help: "the platform login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.PlatformDatabaseURL }), check: func(c *Config) error { return pgURL(c.PlatformDatabaseURL) }},
@@ -199,6 +237,18 @@ func (c *Config) Check() error {
 	return errors.Join(problems...)
 }
 
+// Host is the public URL's, without a port.
+func (c *Config) Host() string {
+	u, err := url.Parse(c.URL)
+	if err != nil {
+		return ""
+	}
+	return strings.ToLower(u.Hostname())
+}
+
+// TLS tells whether the server speaks https itself.
+func (c *Config) TLS() bool { return c.TLSCert != "" || len(c.ACMEDomains) > 0 }
+
 // MaxLifetime is how long a machine may be up at once; 0: for ever.
 func (c *Config) MaxLifetime() time.Duration {
 	return time.Duration(c.SandboxMaxLifetimeHours) * time.Hour
@@ -290,6 +340,52 @@ func webURL(s string) error {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return errors.New("must be an http or https URL")
+	}
+	return nil
+}
+
+func publicURL(c *Config) error {
+	if err := webURL(c.URL); err != nil || !c.TLS() {
+		return err
+	}
+	if u, _ := url.Parse(c.URL); u == nil || u.Scheme != "https" {
+		return errors.New("must be the https URL that browsers use when the server speaks TLS (tls-cert, acme-domains)")
+	}
+	return nil
+}
+
+func address(s string) error {
+	_, port, err := net.SplitHostPort(s)
+	if n, e := strconv.Atoi(port); err != nil || e != nil || n < 0 || n > 65535 {
+		return errors.New("must be host:port")
+	}
+	return nil
+}
+
+func certificate(c *Config) error {
+	switch {
+	case c.TLSCert == "":
+		return nil
+	case c.TLSKey == "":
+		return errors.New("needs tls-key")
+	case len(c.ACMEDomains) > 0:
+		return errors.New("the certificate comes from files or from an authority (acme-domains), not from both")
+	}
+	return readable(c.TLSCert)
+}
+
+func domains(c *Config) error {
+	for _, d := range c.ACMEDomains {
+		// The authority asks under the name, so it must be one that the world knows.
+		if ascii, err := idna.Lookup.ToASCII(d); err != nil || !strings.Contains(ascii, ".") || net.ParseIP(d) != nil {
+			return fmt.Errorf("%q is not a name such as managoat.example.com", d)
+		}
+	}
+	if len(c.ACMEDomains) == 0 {
+		return nil
+	}
+	if host := c.Host(); host != "" && !slices.Contains(c.ACMEDomains, host) {
+		return fmt.Errorf("the public URL's host %s must be among them", host)
 	}
 	return nil
 }

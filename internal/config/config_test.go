@@ -1,6 +1,8 @@
 package config
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -77,5 +79,41 @@ func TestABadValueIsNamedWithItsSettingAndNoPassword(t *testing.T) {
 	}
 	if strings.Contains(err.Error(), "hunter22") {
 		t.Errorf("the password stands in: %v", err)
+	}
+}
+
+func TestHTTPSThatCannotWorkIsRefusedWithWhatItNeeds(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "some.pem")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const home = "--url=https://goat.example.com"
+	for _, c := range []struct {
+		args []string
+		want string // "": it is taken
+	}{
+		{[]string{home, "--tls-cert", file, "--tls-key", file}, ""},
+		{[]string{home, "--tls-cert", file}, "--tls-cert (MANAGOAT_TLS_CERT): needs tls-key"},
+		{[]string{home, "--tls-key", file}, "--tls-key (MANAGOAT_TLS_KEY): needs tls-cert"},
+		{[]string{home, "--tls-cert", file, "--tls-key", file + ".gone"}, "--tls-key (MANAGOAT_TLS_KEY): open "},
+		{[]string{home, "--tls-cert", file, "--tls-key", file, "--acme-domains", "goat.example.com"}, "not from both"},
+		{[]string{"--tls-cert", file, "--tls-key", file}, "--url (MANAGOAT_URL): must be the https URL"},
+		{[]string{"--url=http://goat.example.com", "--acme-domains", "goat.example.com"}, "--url (MANAGOAT_URL): must be the https URL"},
+		{[]string{home, "--acme-domains", "goat.example.com,other.example.com", "--acme-contact", "ops@example.com", "--http-listen", ":80"}, ""},
+		{[]string{home, "--acme-domains", "other.example.com"}, "host goat.example.com must be among them"},
+		{[]string{home, "--acme-domains", "*.example.com"}, `"*.example.com" is not a name`},
+		{[]string{home, "--acme-domains", "10.0.0.1"}, `"10.0.0.1" is not a name`},
+		{[]string{home, "--acme-domains", "goat"}, `"goat" is not a name`},
+		{[]string{home, "--acme-domains", "goat.example.com", "--acme-contact", "nobody"}, "must be a mail address"},
+		{[]string{"--acme-contact", "ops@example.com"}, "needs acme-domains"},
+		{[]string{home, "--acme-domains", "goat.example.com", "--acme-directory", "http://ca.example.com"}, "must be an https URL"},
+		{[]string{"--http-listen", ":80"}, "needs tls-cert or acme-domains"},
+		{[]string{home, "--acme-domains", "goat.example.com", "--http-listen", "80"}, "must be host:port"},
+	} {
+		_, err := load(t, c.args...)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%q: %v, want %q", c.args, err, c.want)
+		}
 	}
 }

@@ -5,6 +5,7 @@
 //	DIR/pg       the embedded PostgreSQL's, 0700
 //	DIR/machines the local provider's, 0700
 //	DIR/egress   the egress process's socket and spool, 0700
+//	DIR/acme     the account and the certificates of an ACME authority, 0700
 package datadir
 
 import (

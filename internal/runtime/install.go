@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -292,7 +293,8 @@ func pointNode(dir, final string) error {
 
 // npmCommand is our own npm where it is installed, else the host's: the first installation must come from somewhere.
 func npmCommand(dir string) ([]string, error) {
-	if node, ok := pinned(Node); ok && node.complete(dir) {
+	// What is installed is for machines, which are Linux; a server elsewhere cannot run it.
+	if node, ok := pinned(Node); ok && node.complete(dir) && goruntime.GOOS == "linux" {
 		root := filepath.Join(dir, node.Dir())
 		return []string{filepath.Join(root, "bin", "node"), filepath.Join(root, "node_modules", node.Entry)}, nil
 	}
@@ -307,7 +309,8 @@ func runNPM(ctx context.Context, npm []string, dir string, progress func(string)
 	ctx, cancel := context.WithTimeout(ctx, installTimeout)
 	defer cancel()
 	// No package of the locks has an install script that it needs, so none may run.
-	argv := append(slices.Clone(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--include=optional", "--loglevel=http")
+	argv := append(slices.Clone(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--include=optional", "--loglevel=http",
+		"--os=linux", "--cpu="+nodeArch(), "--libc=glibc")
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = dir
 	cmd.Env = npmEnv(dir, filepath.Dir(npm[0]))

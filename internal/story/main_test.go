@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"sync"
 	"testing"
 
@@ -99,7 +100,8 @@ func (g *ground) lay() (err error) {
 // build makes the server of a source tree with the guest inside, as `make build` does, and leaves the tree alone.
 func build(root, dir, version string) (string, error) {
 	guest, binary, overlay := filepath.Join(dir, "managoat-guest"), filepath.Join(dir, "managoat"), filepath.Join(dir, "overlay.json")
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, "cmd/managoat/guest/managoat-guest"): guest}})
+	place := filepath.Join(root, "cmd/managoat/guest/managoat-guest")
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {place + "-" + goruntime.GOARCH: guest, place: guest}}) // the second is an earlier tree's
 	if err != nil {
 		return "", err
 	}
@@ -129,7 +131,7 @@ func shared(tb testing.TB) (*Server, *testworld.World) {
 			return
 		}
 		common.world = testworld.Open(&common.faults, dir)
-		common.server = newServer(filepath.Join(common.dir, "shared"), common.world.Environ()...)
+		common.server = newServer(filepath.Join(common.dir, "shared"), append(common.world.Environ(), "MANAGOAT_TRUSTED_PROXIES=127.0.0.1/32")...)
 		common.serveErr = common.server.start()
 	})
 	if common.serveErr != nil {

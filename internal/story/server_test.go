@@ -85,13 +85,13 @@ func ownOf(tb testing.TB, binary string, environ ...string) (*Server, *testworld
 // environ is the environment of every process of the product: nothing of the tests' own settings leaks in.
 func (s *Server) environ() []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MANAGOAT_") })
-	env = append(env, runtimesVariable+"="+common.runtimes, "MANAGOAT_DATA="+s.dir)
+	env = append(env, runtimesVariable+"="+common.runtimes, "MANAGOAT_DATA="+s.dir, "MANAGOAT_LISTEN=127.0.0.1:0")
 	return append(append(env, common.provider...), s.env...)
 }
 
 // start runs the server and returns when it has greeted.
 func (s *Server) start(flags ...string) error {
-	s.cmd = exec.Command(s.binary, append([]string{"serve", "--listen", "127.0.0.1:0"}, flags...)...)
+	s.cmd = exec.Command(s.binary, append([]string{"serve"}, flags...)...)
 	s.cmd.Env = s.environ()
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C of the tests is not the server's
 	if s.unit != nil {

@@ -33,7 +33,6 @@ import (
 
 	"managoat/sandbox"
 	"managoat/sandbox/guest"
-	"managoat/sandbox/guest/boot"
 	"managoat/sandbox/guest/bridge"
 )
 
@@ -270,8 +269,8 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Creat
 		Name: spec.Name,
 		Config: &container.Config{
 			Image: img.id, Hostname: spec.Hostname, User: "0:0", WorkingDir: "/", Labels: labels, StopSignal: "SIGKILL",
-			Entrypoint: []string{boot.ContainerProgram}, Cmd: []string{},
-			Env: []string{bridge.KeyVariable + "=" + hex.EncodeToString(key[:]), boot.LinksVariable + "=" + strings.Join(links, ":")},
+			Entrypoint: []string{bridge.Program}, Cmd: []string{},
+			Env: []string{bridge.KeyVariable + "=" + hex.EncodeToString(key[:]), bridge.LinksVariable + "=" + strings.Join(links, ":")},
 		},
 		HostConfig: &host,
 	})
@@ -422,7 +421,7 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 			}
 		}
 		_, err := p.engine.ContainerStart(ctx, id, client.ContainerStartOptions{})
-		if err != nil && strings.Contains(err.Error(), boot.ContainerProgram) { // machine root has moved it away
+		if err != nil && strings.Contains(err.Error(), bridge.Program) { // machine root has moved it away
 			if err = p.copyGuest(ctx, id); err == nil {
 				_, err = p.engine.ContainerStart(ctx, id, client.ContainerStartOptions{})
 			}

@@ -17,7 +17,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
-	"managoat/sandbox/guest/boot"
+	"managoat/sandbox/guest/bridge"
 )
 
 // imageFresh is for how long the image's name is taken to mean what it meant.
@@ -75,7 +75,7 @@ func (p *Provider) image(ctx context.Context) (prepared, error) {
 
 func (p *Provider) prepare(ctx context.Context, image, tag string) error {
 	c, err := p.engine.ContainerCreate(ctx, client.ContainerCreateOptions{
-		Config:     &container.Config{Image: image, Entrypoint: []string{boot.ContainerProgram}, Labels: map[string]string{labelKind: "preparing"}},
+		Config:     &container.Config{Image: image, Entrypoint: []string{bridge.Program}, Labels: map[string]string{labelKind: "preparing"}},
 		HostConfig: &container.HostConfig{NetworkMode: "none"},
 	})
 	if err != nil {
@@ -116,7 +116,7 @@ func (p *Provider) prepare(ctx context.Context, image, tag string) error {
 // copyGuest puts the guest's binary into a container that does not run.
 func (p *Provider) copyGuest(ctx context.Context, id string) error {
 	return p.copyIn(ctx, id, func(w *tar.Writer) error {
-		name := strings.TrimPrefix(boot.ContainerProgram, "/")
+		name := strings.TrimPrefix(bridge.Program, "/")
 		dir, _, _ := strings.Cut(name, "/")
 		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}); err != nil {
 			return err

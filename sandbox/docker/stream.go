@@ -15,7 +15,6 @@ import (
 	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
-	"managoat/sandbox/guest/boot"
 	"managoat/sandbox/guest/bridge"
 )
 
@@ -60,7 +59,7 @@ func (g *Guests) Guest(ctx context.Context, id string) (net.Conn, error) { retur
 // open returns a stream that the guest has answered on.
 func (p *Provider) open(ctx context.Context, id string) (*stream, error) {
 	created, err := p.engine.ExecCreate(ctx, id, client.ExecCreateOptions{
-		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{boot.ContainerProgram, boot.Bridge},
+		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{bridge.Program, bridge.Argument},
 	})
 	if err != nil {
 		return nil, err

@@ -10,19 +10,6 @@ import (
 	"managoat/sandbox/guest/furniture"
 )
 
-// ContainerName is argv[0] of the guest's binary as the first process of a container, and with the argument Bridge as what the
-// container engine runs beside it: see package bridge.
-const (
-	ContainerName = "managoat-container"
-	Bridge        = "bridge"
-)
-
-// ContainerProgram is where a container has the guest's binary: above all that machine root rearranges.
-const ContainerProgram = "/.managoat/" + ContainerName
-
-// LinksVariable holds links that the machine gets ("NAME=TO", with colons between): to what is mounted elsewhere.
-const LinksVariable = "MANAGOAT_GUEST_LINKS"
-
 // oomFiles count kills for memory, of cgroup v2 and v1, as a container with a cgroup namespace of its own sees them.
 var oomFiles = []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"}
 
@@ -32,9 +19,9 @@ func Container() (net.Listener, *os.File, error) {
 	if err := syscall.Setgroups(nil); err != nil {
 		return nil, nil, fmt.Errorf("leave the image's groups: %w", err)
 	}
-	key, links := os.Getenv(bridge.KeyVariable), os.Getenv(LinksVariable)
+	key, links := os.Getenv(bridge.KeyVariable), os.Getenv(bridge.LinksVariable)
 	os.Clearenv()
-	if err := furniture.Furnish(ContainerProgram, links); err != nil {
+	if err := furniture.Furnish(bridge.Program, links); err != nil {
 		return nil, nil, err
 	}
 	l, err := bridge.Listen(key)

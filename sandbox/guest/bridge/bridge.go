@@ -1,10 +1,5 @@
-// Package bridge carries the server's connection into a machine that something else than Managoat keeps, as a container
-// engine does: the engine runs this program beside the guest, with its standard input and output as the stream, and it
-// passes everything on to the guest's socket.
-//
-// The socket is an abstract one of the machine's network namespace, which every program of the machine can name. So who
-// connects has to show the machine's key, which the engine gives its own processes in their environment: the guest's and the
-// bridge's are closed to everything that runs in the machine, machine root included.
+//go:build linux
+
 package bridge
 
 import (
@@ -19,15 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// KeyVariable is where the engine's processes find the machine's key.
-const KeyVariable = "MANAGOAT_GUEST_KEY"
-
-// KeySize is the length of a key, in characters.
-const KeySize = 64
-
-// Connected is the byte that the guest answers a key with.
-const Connected = '+'
 
 const (
 	address       = "@managoat-guest"

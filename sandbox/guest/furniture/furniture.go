@@ -52,7 +52,7 @@ func Hosts(hostname string) string {
 }
 
 // Furnish puts everything into the root file system this process runs in, as its root, where it is not there already. What
-// machine root has put in the way is replaced. links are more of them, as boot.LinksVariable has them.
+// machine root has put in the way is replaced. links are more of them, as bridge.LinksVariable has them.
 func Furnish(program, links string) error {
 	for _, d := range []struct {
 		name string
