@@ -28,7 +28,7 @@ func serverVerbs() []*cobra.Command {
 		configured("serve", "Run the server", serve),
 		configured("down", "Park every machine of a data directory; stop its server, egress process and PostgreSQL", down),
 		configured("migrate", "Bring the database up to date and end", migrateVerb),
-		egressVerb(), doctorVerb(), adminVerbs(), runtimesVerbs(),
+		egressVerb(), doctorVerb(), adminVerbs(), hostVerbs(), runtimesVerbs(),
 		loginVerb(), workspaceVerbs(), runVerb(), meVerb(),
 	}
 }
@@ -189,8 +189,8 @@ func egressVerb() *cobra.Command {
 
 // down parks every machine and stops everything of a data directory, with or without a server that runs.
 func down(ctx context.Context, cfg *config.Config) error {
-	if _, err := os.Stat(cfg.Dir("master.key")); errors.Is(err, os.ErrNotExist) && cfg.MasterKey == "" {
-		return &codedError{exitRefused, fmt.Errorf("there is no Managoat in %s", cfg.Data)}
+	if err := anInstance(cfg); err != nil {
+		return err
 	}
 	dir, err := datadir.StopServer(cfg.Data, 2*graceful)
 	if err != nil {
@@ -215,6 +215,14 @@ func down(ctx context.Context, cfg *config.Config) error {
 		return fmt.Errorf("stop the egress process: %w", err)
 	}
 	fmt.Fprintf(os.Stderr, "Machines parked: %d. Server, egress process and PostgreSQL of %s are stopped.\n", parked, cfg.Data)
+	return nil
+}
+
+// anInstance refuses a data directory in which there is nothing, before it is made into one.
+func anInstance(cfg *config.Config) error {
+	if _, err := os.Stat(cfg.Dir("master.key")); errors.Is(err, os.ErrNotExist) && cfg.MasterKey == "" {
+		return &codedError{exitRefused, fmt.Errorf("there is no Managoat in %s", cfg.Data)}
+	}
 	return nil
 }
 
@@ -255,8 +263,12 @@ func adminVerbs() *cobra.Command {
 	return cmd
 }
 
-// createOwner works beside a running server, which owns the directory and its PostgreSQL, and without one.
-func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput) error {
+// commandLine is who acts by the verbs of an operator.
+const commandLine = "command line"
+
+// operate does what an operator asks for on the database, beside a running server, which owns the directory and its
+// PostgreSQL, and without one. What is refused is said as the API's client says it.
+func operate(ctx context.Context, cfg *config.Config, do func(*base) error) error {
 	dir, err := datadir.Open(cfg.Data)
 	var inUse *datadir.InUse
 	if errors.As(err, &inUse) {
@@ -270,18 +282,24 @@ func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput
 		return err
 	}
 	defer func() { b.close(context.WithoutCancel(ctx)) }()
-	people := identity.NewService(b.db, b.keys, slog.Default())
-	if err := people.CheckMasterKey(ctx); err != nil {
+	if err := identity.NewService(b.db, b.keys, slog.Default()).CheckMasterKey(ctx); err != nil {
 		return err
 	}
-	owner, key, err := people.CreateOwner(ctx, "command line", in)
-	if r, ok := refusal.As(err); ok { // said as the API's client says it
-		err = fmt.Errorf("%s (%s)", r.Message, r.Code)
+	err = do(b)
+	if r, ok := refusal.As(err); ok {
+		err = &codedError{exitRefused, fmt.Errorf("%s (%s)", r.Message, r.Code)}
 	}
-	if err != nil {
-		return &codedError{exitRefused, err}
-	}
-	fmt.Fprintf(os.Stderr, "Made the account %q with its owner %s. Its API key, shown this once:\n", owner.Account, owner.Email)
-	fmt.Println(key.Plain.Reveal())
-	return nil
+	return err
+}
+
+func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput) error {
+	return operate(ctx, cfg, func(b *base) error {
+		owner, key, err := identity.NewService(b.db, b.keys, slog.Default()).CreateOwner(ctx, commandLine, in)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "Made the account %q with its owner %s. Its API key, shown this once:\n", owner.Account, owner.Email)
+		fmt.Println(key.Plain.Reveal())
+		return nil
+	})
 }
