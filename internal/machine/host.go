@@ -61,7 +61,7 @@ func (s *Service) Register(ctx context.Context) error {
 		places = s.places(memory, cpus)
 	}
 	err = s.db.Lookup().PutHost(ctx, queries.PutHostParams{
-		ID: s.o.Host, Url: s.o.URL, Name: name, Version: s.o.Version, Providers: s.Providers(),
+		ID: s.o.Host, Url: s.o.URL, Name: name, Version: s.o.Version, Providers: append([]string{}, s.Providers()...),
 		MemoryBytes: memory, Cpus: int32(cpus), Places: int32(places), Capped: s.o.Most > 0,
 	})
 	if err != nil {

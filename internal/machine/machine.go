@@ -178,6 +178,12 @@ func (s *Service) AdmitNew(ctx context.Context, tx db.Tx, tenantID uuid.UUID, pr
 		return uuid.Nil, err
 	}
 	host, err := tx.PlacedOn(ctx, provider, preferred)
+	if err == nil && host == uuid.Nil {
+		// This server lives, whatever its last sign of life says: the database may have been away.
+		if _, err = tx.SeeHost(ctx, s.o.Host); err == nil {
+			host, err = tx.PlacedOn(ctx, provider, preferred)
+		}
+	}
 	if err != nil {
 		return uuid.Nil, fmt.Errorf("place a machine: %w", err)
 	}
