@@ -27,8 +27,8 @@ from hosts h cross join lateral machines_on(h.id) m (running, parked)
 order by h.name, h.id;
 
 -- name: PlacedOn :one
--- Where a new machine is made. See place_machine.
-select place_machine(@provider::text, sqlc.narg('preferred')::uuid)::uuid as host;
+-- Where a new machine is made, see place_machine; the nil id: nowhere.
+select coalesce(place_machine(@provider::text, sqlc.narg('preferred')::uuid), '00000000-0000-0000-0000-000000000000')::uuid as host;
 
 -- name: HostFull :one
 -- Whether a host runs as many machines as it may.

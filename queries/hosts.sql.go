@@ -210,10 +210,10 @@ func (q *Queries) NotifyHost(ctx context.Context, host string) error {
 }
 
 const placedOn = `-- name: PlacedOn :one
-select place_machine($1::text, $2::uuid)::uuid as host
+select coalesce(place_machine($1::text, $2::uuid), '00000000-0000-0000-0000-000000000000')::uuid as host
 `
 
-// Where a new machine is made. See place_machine.
+// Where a new machine is made, see place_machine; the nil id: nowhere.
 func (q *Queries) PlacedOn(ctx context.Context, provider string, preferred *uuid.UUID) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, placedOn, provider, preferred)
 	var host uuid.UUID

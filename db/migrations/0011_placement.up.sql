@@ -36,28 +36,26 @@ call own_by_definer('machines_on(uuid)');
 
 -- The host on which a new machine of a provider is made: of those that live, offer the provider, are not drained and not
 -- full, the one with the most places that no machine has; where several have as many, the preferred one, then the first by
--- id. More machines than places may run where that is no bound, and a host has then less than none. No host: the nil id.
+-- id. More machines than places may run where that is no bound, and a host has then less than none. Null: there is no host.
 create function place_machine(provider text, preferred uuid) returns uuid
     language sql stable security definer set search_path = public, pg_temp
     as $$
-    select coalesce((
-        select h.id from hosts h cross join lateral machines_on(h.id) m
-        where not host_away(h.id) and h.draining_at is null and h.forgotten_at is null
-          and place_machine.provider = any(h.providers) and (not h.capped or m.running < h.places)
-        order by h.places - m.running desc, coalesce(h.id = preferred, false) desc, h.id limit 1),
-        '00000000-0000-0000-0000-000000000000')
+    select h.id from hosts h cross join lateral machines_on(h.id) m
+    where not host_away(h.id) and h.draining_at is null and h.forgotten_at is null
+      and place_machine.provider = any(h.providers) and (not h.capped or m.running < h.places)
+    order by h.places - m.running desc, coalesce(h.id = preferred, false) desc, h.id limit 1
     $$;
 call own_by_definer('place_machine(text, uuid)');
 
 -- As before, but for a setup: it is the host's on which its machine was placed. Where that one is away, or where a server has
--- begun it and gave it up, it is placed as if it were new; where there is no host for it, it is nobody's.
+-- begun it and gave it up, it is placed as if it were new; where there is no other host for it, it waits for that one.
 create or replace function host_of(tenant uuid, op_kind text, op_machine uuid, op_workspace uuid) returns uuid
     language plpgsql stable set search_path = public, pg_temp
     as $$
     begin
         if op_kind = 'setup' then
             return (select case when m.host_id is not null and not host_away(m.host_id) and o.epoch = 0 then m.host_id
-                    else place_machine(m.provider, m.host_id) end
+                    else coalesce(place_machine(m.provider, m.host_id), m.host_id) end
                 from machines m join operations o on o.tenant_id = m.tenant_id and o.machine_id = m.id
                 where m.tenant_id = tenant and m.id = op_machine and o.workspace_id = op_workspace and o.kind = 'setup');
         end if;

@@ -120,18 +120,19 @@ func (s *Service) Told() <-chan struct{} {
 	return s.news
 }
 
+func (s *Service) tell() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.news)
+	s.news = make(chan struct{})
+}
+
 // hear listens to what is asked of hosts until ctx ends.
 func (s *Service) hear(ctx context.Context) {
-	tell := func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		close(s.news)
-		s.news = make(chan struct{})
-	}
 	for {
-		err := s.db.Listen(ctx, hostChannel, tell, func(host string) {
+		err := s.db.Listen(ctx, hostChannel, func() {}, func(host string) {
 			if host == "" || host == s.o.Host.String() {
-				tell()
+				s.tell()
 			}
 		})
 		if ctx.Err() != nil {

@@ -83,6 +83,7 @@ func TestMachinesAreMadeWhereThereIsRoomAndAHostCanBeTakenOutOfService(t *testin
 	defer gate.Open()
 	world.Model.Script("work until the end", testworld.Reply{testworld.Say("To the "), testworld.Wait(gate), testworld.Say("end.")})
 	world.Model.Script("work again", testworld.Reply{testworld.Say("Again.")})
+	world.Model.Script("work for ever", testworld.Reply{testworld.Say("For "), testworld.Wait(testworld.NewGate())})
 	world.Model.Script("work elsewhere", testworld.Reply{testworld.Say("Elsewhere.")})
 	id := a.launch(a.claude(nil), body{"workspace_id": first.ID, "prompt": "Please work until the end."}).ID
 	until(t, "the turn to be at work", func() bool { return a.said(id) == "To the " })
@@ -175,7 +176,9 @@ func TestMachinesAreMadeWhereThereIsRoomAndAHostCanBeTakenOutOfService(t *testin
 	}
 	hosts[hostRow](t, small, "drain", small.hostID(t), "--undo")
 
-	// It dies: no machine is made there, and after a while it can be given up.
+	// It dies with a turn at work: no machine is made there, and after a while it can be given up.
+	b.prompt(id, "Please work for ever.")
+	until(t, "the turn to be at work", func() bool { return strings.HasSuffix(a.said(id), "For ") })
 	if err := large.stop(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -203,12 +206,15 @@ func TestMachinesAreMadeWhereThereIsRoomAndAHostCanBeTakenOutOfService(t *testin
 	silent("11 minutes")
 	hosts[hostRow](t, small, "forget", large.hostID(t), "--yes")
 	until(t, "the host to be forgotten", func() bool { return large.host(t, small).ID == "" })
+	if turn := a.ended(id, 3); turn.Status != "interrupted" {
+		t.Errorf("the turn that was at work there: %+v", turn)
+	}
 	a.prompt(id, "Please work elsewhere.")
-	a.completed(id, 3)
+	a.completed(id, 4)
 	if w := a.ready(first.ID); !on(small, w) || *w.SandboxID == *first.SandboxID {
 		t.Errorf("after all its machine is %s on %v", *w.SandboxID, small.machines())
 	}
-	if said := a.said(id); said != "To the end.Again.Elsewhere." {
+	if said := a.said(id); said != "To the end.Again.For Elsewhere." {
 		t.Errorf("it said %q", said)
 	}
 

@@ -30,6 +30,7 @@ func TestASetupWhoseServerWasKilledIsDoneAgain(t *testing.T) {
 		got := setupLog(t, w, ws.ID)["setup_script"]
 		return strings.Contains(got.Output, "run on")
 	})
+	change(t, w, "update hosts set capped = true, places = 1, draining_at = now()") // it was accepted, and no other host would take it
 	first.Kill()
 	began := time.Now()
 	w.Server.Run(t)
