@@ -208,6 +208,9 @@ func (s *Service) lostWith(ctx context.Context, ref db.Ref) error {
 		if row, err = tx.LockMachine(ctx, ref.ID); err != nil {
 			return err
 		}
+		if !Kept(Status(row.Status)) && row.Transition == "" {
+			return nil // another server was faster
+		}
 		end := queries.EndMachineParams{ID: row.ID, Status: row.Status, Error: row.Error}
 		if Kept(Status(row.Status)) {
 			end.Status, end.Error = string(Lost), why
