@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,10 +42,14 @@ func hostListVerb() *cobra.Command {
 		}
 		rows := make([][]string, len(all))
 		for i, h := range all {
+			places := strconv.Itoa(h.Places)
+			if h.Capped {
+				places += " at most"
+			}
 			rows[i] = []string{h.ID.String(), h.Name, h.URL, h.Version, strings.Join(h.Providers, ","), when(h.StartedAt), when(h.SeenAt),
-				fmt.Sprintf("%d running of %d, %d parked", h.Running, h.Places, h.Parked), hostState(h)}
+				places, fmt.Sprintf("%d running, %d parked", h.Running, h.Parked), hostState(h)}
 		}
-		return stdout().table([]string{"ID", "NAME", "ADDRESS", "VERSION", "PROVIDERS", "UP SINCE", "SEEN", "MACHINES", "STATE"}, rows)
+		return stdout().table([]string{"ID", "NAME", "ADDRESS", "VERSION", "PROVIDERS", "UP SINCE", "SEEN", "PLACES", "MACHINES", "STATE"}, rows)
 	}))
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
