@@ -57,7 +57,8 @@ create or replace function host_of(tenant uuid, op_kind text, op_machine uuid, o
             return (select case when m.host_id is not null and not host_away(m.host_id) and o.epoch = 0 then m.host_id
                     else coalesce(place_machine(m.provider, m.host_id), m.host_id) end
                 from machines m join operations o on o.tenant_id = m.tenant_id and o.machine_id = m.id
-                where m.tenant_id = tenant and m.id = op_machine and o.workspace_id = op_workspace and o.kind = 'setup');
+                where m.tenant_id = tenant and m.id = op_machine and o.workspace_id = op_workspace and o.kind = 'setup'
+                    and o.state in ('pending', 'running'));
         end if;
         if op_kind in ('turn', 'end') then
             return (select m.host_id from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
