@@ -48,7 +48,7 @@ var (
 	// platformNarrowed likewise, of the platform's login.
 	platformNarrowed = map[string]string{
 		"platform_access":   "INSERT,SELECT",
-		"hosts":             "SELECT",
+		"hosts":             "SELECT,UPDATE", // operators take them out of service
 		"sign_in_attempts":  "",
 		"schema_migrations": "",
 	}
@@ -59,6 +59,7 @@ var (
 		"sessions_token":       "a session is found before its account is known",
 		"api_keys_hash":        "a key is found before its account is known",
 		"machines_status":      "machines of the whole instance are counted",
+		"machines_host":        "machines of a host are found, and counted, across accounts",
 		"operations_open":      "due work is found across accounts",
 	}
 
@@ -70,9 +71,9 @@ var (
 
 	// definerFunctions see across accounts and say one row for one hash, ids, or a count.
 	definerFunctions = []string{
-		"due_closed(integer)", "due_deletes(integer)", "due_disposals(uuid,double precision,double precision,integer)", "due_machine_operations(integer)", "due_machine_operations(uuid,integer)", "due_machines(uuid,integer)",
+		"due_closed(integer)", "due_deletes(integer)", "due_disposals(uuid,double precision,double precision,integer)", "due_forgets(uuid,integer)", "due_machine_operations(integer)", "due_machine_operations(uuid,integer)", "due_machines(uuid,integer)",
 		"due_operations(integer)", "due_operations(uuid,integer)", "due_parks(uuid,double precision,double precision,integer)", "has_accounts()", "held_operations(uuid)",
-		"lookup_api_key(bytea)", "lookup_identity(text)", "lookup_session(bytea)", "lookup_setup_link(bytea)", "running_machines()",
+		"lookup_api_key(bytea)", "lookup_identity(text)", "lookup_session(bytea)", "lookup_setup_link(bytea)", "machines_on(uuid)", "place_machine(text,uuid)", "running_machines()",
 	}
 
 	// definerReads are the tables those functions may read.

@@ -167,6 +167,7 @@ const (
 	DueTurns      Kind = "turns"      // turns that say running (arg: none)
 	DueClosed     Kind = "closed"     // accounts that were closed (arg: none)
 	DueParks      Kind = "parks"      // workspaces whose machine on a host is idle or up for too long (args: the host's id, seconds idle, seconds up)
+	DueForgets    Kind = "forgets"    // machines that a host may have still (arg: the host's id)
 	DueDisposals  Kind = "disposals"  // workspaces of one conversation whose machine on a host is up or parked for too long (args: the host's id, seconds up, seconds parked)
 )
 
@@ -176,6 +177,7 @@ var dueSQL = map[Kind]string{
 	DueMachines:   "select tenant_id, id from due_machines($2, $1)",
 	DueClosed:     "select tenant_id, id from due_closed($1)",
 	DueParks:      "select tenant_id, id from due_parks($2, $3, $4, $1)",
+	DueForgets:    "select tenant_id, id from due_forgets($2, $1)",
 	DueDisposals:  "select tenant_id, id from due_disposals($2, $3, $4, $1)",
 }
 

@@ -12,8 +12,71 @@ import (
 	"github.com/google/uuid"
 )
 
+const drainHost = `-- name: DrainHost :execrows
+update hosts set draining_at = case when $1::bool then coalesce(draining_at, now()) end where id = $2
+`
+
+func (q *Queries) DrainHost(ctx context.Context, draining bool, iD uuid.UUID) (int64, error) {
+	result, err := q.db.Exec(ctx, drainHost, draining, iD)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const dropForgottenHost = `-- name: DropForgottenHost :exec
+delete from hosts where id = $1 and forgotten_at is not null
+`
+
+func (q *Queries) DropForgottenHost(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, dropForgottenHost, id)
+	return err
+}
+
+const forgetHost = `-- name: ForgetHost :execrows
+update hosts set forgotten_at = now() where id = $1 and seen_at < now() - make_interval(secs => $2::float8)
+`
+
+// Only one that has given no sign of life for so long.
+func (q *Queries) ForgetHost(ctx context.Context, iD uuid.UUID, silent float64) (int64, error) {
+	result, err := q.db.Exec(ctx, forgetHost, iD, silent)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const forgottenHosts = `-- name: ForgottenHosts :many
+select id, name from hosts where forgotten_at is not null
+`
+
+type ForgottenHostsRow struct {
+	ID   uuid.UUID
+	Name string
+}
+
+func (q *Queries) ForgottenHosts(ctx context.Context) ([]ForgottenHostsRow, error) {
+	rows, err := q.db.Query(ctx, forgottenHosts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ForgottenHostsRow{}
+	for rows.Next() {
+		var i ForgottenHostsRow
+		if err := rows.Scan(&i.ID, &i.Name); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const host = `-- name: Host :one
-select id, url, started_at, seen_at, host_away(id)::bool as away from hosts where id = $1
+select id, url, started_at, seen_at, host_away(id)::bool as away, (draining_at is not null)::bool as draining from hosts where id = $1
 `
 
 type HostRow struct {
@@ -22,6 +85,7 @@ type HostRow struct {
 	StartedAt time.Time
 	SeenAt    time.Time
 	Away      bool
+	Draining  bool
 }
 
 func (q *Queries) Host(ctx context.Context, id uuid.UUID) (HostRow, error) {
@@ -33,8 +97,71 @@ func (q *Queries) Host(ctx context.Context, id uuid.UUID) (HostRow, error) {
 		&i.StartedAt,
 		&i.SeenAt,
 		&i.Away,
+		&i.Draining,
 	)
 	return i, err
+}
+
+const hostFull = `-- name: HostFull :one
+select (h.capped and m.running >= h.places)::bool as is_full from hosts h cross join lateral machines_on(h.id) m (running, parked) where h.id = $1
+`
+
+// Whether a host runs as many machines as it may.
+func (q *Queries) HostFull(ctx context.Context, id uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, hostFull, id)
+	var is_full bool
+	err := row.Scan(&is_full)
+	return is_full, err
+}
+
+const hosts = `-- name: Hosts :many
+select h.id, h.url, h.started_at, h.seen_at, h.name, h.version, h.providers, h.memory_bytes, h.cpus, h.places, h.capped, h.draining_at, h.forgotten_at, host_away(h.id)::bool as away, m.running::bigint as running, m.parked::bigint as parked
+from hosts h cross join lateral machines_on(h.id) m (running, parked)
+order by h.name, h.id
+`
+
+type HostsRow struct {
+	Host    Host
+	Away    bool
+	Running int64
+	Parked  int64
+}
+
+func (q *Queries) Hosts(ctx context.Context) ([]HostsRow, error) {
+	rows, err := q.db.Query(ctx, hosts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []HostsRow{}
+	for rows.Next() {
+		var i HostsRow
+		if err := rows.Scan(
+			&i.Host.ID,
+			&i.Host.Url,
+			&i.Host.StartedAt,
+			&i.Host.SeenAt,
+			&i.Host.Name,
+			&i.Host.Version,
+			&i.Host.Providers,
+			&i.Host.MemoryBytes,
+			&i.Host.Cpus,
+			&i.Host.Places,
+			&i.Host.Capped,
+			&i.Host.DrainingAt,
+			&i.Host.ForgottenAt,
+			&i.Away,
+			&i.Running,
+			&i.Parked,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const hostsAt = `-- name: HostsAt :many
@@ -62,14 +189,72 @@ func (q *Queries) HostsAt(ctx context.Context, url string, iD uuid.UUID) ([]uuid
 	return items, nil
 }
 
-const putHost = `-- name: PutHost :exec
-insert into hosts (id, url) values ($1, $2)
-on conflict (id) do update set url = excluded.url, started_at = now(), seen_at = now()
+const leaveHost = `-- name: LeaveHost :exec
+update hosts set seen_at = least(seen_at, now() - interval '30 seconds') where id = $1
 `
 
-// A server says that it is there, under the address at which other servers reach it.
-func (q *Queries) PutHost(ctx context.Context, iD uuid.UUID, url string) error {
-	_, err := q.db.Exec(ctx, putHost, iD, url)
+// A server that stops is away from now on.
+func (q *Queries) LeaveHost(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, leaveHost, id)
+	return err
+}
+
+const notifyHost = `-- name: NotifyHost :exec
+select pg_notify('managoat_hosts', $1::text)
+`
+
+// Has the server of a host, or with no name every server, look at what is asked of it.
+func (q *Queries) NotifyHost(ctx context.Context, host string) error {
+	_, err := q.db.Exec(ctx, notifyHost, host)
+	return err
+}
+
+const placedOn = `-- name: PlacedOn :one
+select coalesce(place_machine($1::text, $2::uuid), '00000000-0000-0000-0000-000000000000')::uuid as host
+`
+
+// Where a new machine is made, see place_machine; the nil id: nowhere.
+func (q *Queries) PlacedOn(ctx context.Context, provider string, preferred *uuid.UUID) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, placedOn, provider, preferred)
+	var host uuid.UUID
+	err := row.Scan(&host)
+	return host, err
+}
+
+const putHost = `-- name: PutHost :exec
+insert into hosts (id, url, name, version, providers, memory_bytes, cpus, places, capped)
+values ($1, $2, $3, $4, $5::text[], $6, $7, $8, $9)
+on conflict (id) do update set url = excluded.url, name = excluded.name, version = excluded.version, providers = excluded.providers,
+    memory_bytes = excluded.memory_bytes, cpus = excluded.cpus, places = excluded.places, capped = excluded.capped,
+    started_at = now(), seen_at = now(), forgotten_at = null
+`
+
+type PutHostParams struct {
+	ID          uuid.UUID
+	Url         string
+	Name        string
+	Version     string
+	Providers   []string
+	MemoryBytes int64
+	Cpus        int32
+	Places      int32
+	Capped      bool
+}
+
+// A server says that it is there, under the address at which other servers reach it, and what it has. It is not forgotten any
+// more, and drained still if it was.
+func (q *Queries) PutHost(ctx context.Context, arg PutHostParams) error {
+	_, err := q.db.Exec(ctx, putHost,
+		arg.ID,
+		arg.Url,
+		arg.Name,
+		arg.Version,
+		arg.Providers,
+		arg.MemoryBytes,
+		arg.Cpus,
+		arg.Places,
+		arg.Capped,
+	)
 	return err
 }
 

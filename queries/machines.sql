@@ -1,6 +1,7 @@
 -- name: InsertMachine :exec
-insert into machines (tenant_id, id, workspace_id, provider, status, transition)
-values (app_tenant(), @id, @workspace_id, @provider, 'pending', 'provisioning');
+-- host_id: where it will be made, unless that one is away by then.
+insert into machines (tenant_id, id, workspace_id, provider, host_id, status, transition)
+values (app_tenant(), @id, @workspace_id, @provider, @host_id::uuid, 'pending', 'provisioning');
 
 -- name: Machine :one
 select * from machines where tenant_id = app_tenant() and id = @id;

@@ -98,18 +98,25 @@ func (q *Queries) FailMachine(ctx context.Context, id uuid.UUID) error {
 }
 
 const insertMachine = `-- name: InsertMachine :exec
-insert into machines (tenant_id, id, workspace_id, provider, status, transition)
-values (app_tenant(), $1, $2, $3, 'pending', 'provisioning')
+insert into machines (tenant_id, id, workspace_id, provider, host_id, status, transition)
+values (app_tenant(), $1, $2, $3, $4::uuid, 'pending', 'provisioning')
 `
 
 type InsertMachineParams struct {
 	ID          uuid.UUID
 	WorkspaceID uuid.UUID
 	Provider    string
+	HostID      uuid.UUID
 }
 
+// host_id: where it will be made, unless that one is away by then.
 func (q *Queries) InsertMachine(ctx context.Context, arg InsertMachineParams) error {
-	_, err := q.db.Exec(ctx, insertMachine, arg.ID, arg.WorkspaceID, arg.Provider)
+	_, err := q.db.Exec(ctx, insertMachine,
+		arg.ID,
+		arg.WorkspaceID,
+		arg.Provider,
+		arg.HostID,
+	)
 	return err
 }
 

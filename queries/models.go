@@ -151,10 +151,19 @@ type Event struct {
 }
 
 type Host struct {
-	ID        uuid.UUID
-	Url       string
-	StartedAt time.Time
-	SeenAt    time.Time
+	ID          uuid.UUID
+	Url         string
+	StartedAt   time.Time
+	SeenAt      time.Time
+	Name        string
+	Version     string
+	Providers   []string
+	MemoryBytes int64
+	Cpus        int32
+	Places      int32
+	Capped      bool
+	DrainingAt  *time.Time
+	ForgottenAt *time.Time
 }
 
 type IdempotencyKey struct {

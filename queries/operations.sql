@@ -53,6 +53,12 @@ update operations o set state = 'cancelled', ended_at = now(), owner = null, lea
 from open where o.tenant_id = open.tenant_id and o.id = open.id
 returning o.id, open.owner;
 
+-- name: CancelOnMachine :exec
+-- Ends what is under way with a machine that is there no more, but for its end.
+update operations set state = 'cancelled', ended_at = now(), owner = null, lease_until = null, epoch = epoch + 1
+where tenant_id = app_tenant() and workspace_id = @workspace_id::uuid and machine_id = @machine_id::uuid
+  and kind in ('park', 'wake') and state in ('pending', 'running');
+
 -- name: OpenMachineOperation :one
 select * from operations
 where tenant_id = app_tenant() and workspace_id = @workspace_id::uuid

@@ -50,6 +50,18 @@ func (q *Queries) CancelMachineOperations(ctx context.Context, workspaceID uuid.
 	return items, nil
 }
 
+const cancelOnMachine = `-- name: CancelOnMachine :exec
+update operations set state = 'cancelled', ended_at = now(), owner = null, lease_until = null, epoch = epoch + 1
+where tenant_id = app_tenant() and workspace_id = $1::uuid and machine_id = $2::uuid
+  and kind in ('park', 'wake') and state in ('pending', 'running')
+`
+
+// Ends what is under way with a machine that is there no more, but for its end.
+func (q *Queries) CancelOnMachine(ctx context.Context, workspaceID uuid.UUID, machineID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, cancelOnMachine, workspaceID, machineID)
+	return err
+}
+
 const claimMachineOperation = `-- name: ClaimMachineOperation :one
 update operations o set
     state = 'running', owner = $1::uuid, epoch = o.epoch + 1, started_at = coalesce(o.started_at, now()),

@@ -6,10 +6,11 @@ returning *;
 
 -- name: Workspace :one
 -- A workspace with its current machine. waiting: why what is under way with the machine cannot go on now. away: the server of
--- the machine's host is.
+-- the machine's host is. draining: so is that host.
 select sqlc.embed(w), sqlc.embed(m),
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting,
+    host_away(m.host_id)::bool as away, host_draining(m.host_id)::bool as draining
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.id = @id;
@@ -17,10 +18,11 @@ where w.tenant_id = app_tenant() and w.id = @id;
 -- name: Workspaces :many
 select sqlc.embed(w), sqlc.embed(m),
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, coalesce(h.away, false)::bool as away
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting,
+    coalesce(h.away, false)::bool as away, coalesce(h.draining, false)::bool as draining
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
-left join (select id, host_away(id) as away from hosts) h on h.id = m.host_id -- asked once for each host
+left join (select id, host_away(id) as away, draining_at is not null as draining from hosts) h on h.id = m.host_id -- asked once for each host
 where w.tenant_id = app_tenant() and w.status <> 'deleted' and (@implicit::bool or not w.implicit)
   and (sqlc.narg('after')::uuid is null or w.id < sqlc.narg('after'))
 order by w.id desc limit @at_most;
@@ -76,11 +78,12 @@ update workspaces set status = 'deleted', setup_step = '', updated_at = now() wh
 
 -- name: RequireMachine :exec
 -- Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, up, and going to
--- stay so. What parks it locks the workspace: a transaction that asks for the machine after it has touched the workspace
--- is seen by the park, or sees it.
+-- stay so, on a host that is not drained. What parks it locks the workspace: a transaction that asks for the machine after
+-- it has touched the workspace is seen by the park, or sees it.
 select fence('machine', exists (
     select from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
-    where w.tenant_id = app_tenant() and w.id = @id::uuid and w.status = 'ready' and m.id = @machine_id::uuid and m.status = 'ready' and m.transition = ''));
+    where w.tenant_id = app_tenant() and w.id = @id::uuid and w.status = 'ready' and m.id = @machine_id::uuid and m.status = 'ready' and m.transition = ''
+      and not host_draining(m.host_id)));
 
 -- name: TouchWorkspace :exec
 update workspaces set last_active_at = now() where tenant_id = app_tenant() and id = @id;

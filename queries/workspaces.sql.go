@@ -222,12 +222,13 @@ func (q *Queries) ReplaceMachine(ctx context.Context, machineID uuid.UUID, iD uu
 const requireMachine = `-- name: RequireMachine :exec
 select fence('machine', exists (
     select from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
-    where w.tenant_id = app_tenant() and w.id = $1::uuid and w.status = 'ready' and m.id = $2::uuid and m.status = 'ready' and m.transition = ''))
+    where w.tenant_id = app_tenant() and w.id = $1::uuid and w.status = 'ready' and m.id = $2::uuid and m.status = 'ready' and m.transition = ''
+      and not host_draining(m.host_id)))
 `
 
 // Refuses the transaction (db.Fenced: machine) unless the workspace is ready and its machine is this one, up, and going to
-// stay so. What parks it locks the workspace: a transaction that asks for the machine after it has touched the workspace
-// is seen by the park, or sees it.
+// stay so, on a host that is not drained. What parks it locks the workspace: a transaction that asks for the machine after
+// it has touched the workspace is seen by the park, or sees it.
 func (q *Queries) RequireMachine(ctx context.Context, iD uuid.UUID, machineID uuid.UUID) error {
 	_, err := q.db.Exec(ctx, requireMachine, iD, machineID)
 	return err
@@ -263,7 +264,8 @@ func (q *Queries) TouchWorkspace(ctx context.Context, id uuid.UUID) error {
 const workspace = `-- name: Workspace :one
 select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, host_away(m.host_id)::bool as away
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting,
+    host_away(m.host_id)::bool as away, host_draining(m.host_id)::bool as draining
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
 where w.tenant_id = app_tenant() and w.id = $1
@@ -274,10 +276,11 @@ type WorkspaceRow struct {
 	Machine   Machine
 	Waiting   string
 	Away      bool
+	Draining  bool
 }
 
 // A workspace with its current machine. waiting: why what is under way with the machine cannot go on now. away: the server of
-// the machine's host is.
+// the machine's host is. draining: so is that host.
 func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, error) {
 	row := q.db.QueryRow(ctx, workspace, id)
 	var i WorkspaceRow
@@ -321,6 +324,7 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 		&i.Machine.ParkedAt,
 		&i.Waiting,
 		&i.Away,
+		&i.Draining,
 	)
 	return i, err
 }
@@ -328,10 +332,11 @@ func (q *Queries) Workspace(ctx context.Context, id uuid.UUID) (WorkspaceRow, er
 const workspaces = `-- name: Workspaces :many
 select w.tenant_id, w.id, w.name, w.implicit, w.environment_id, w.vault_id, w.provider, w.status, w.machine_id, w.setup_id, w.setup_step, w.error, w.metadata, w.last_active_at, w.created_at, w.updated_at, m.tenant_id, m.id, m.workspace_id, m.host_id, m.provider, m.provider_ref, m.status, m.transition, m.epoch, m.base, m.limits, m.built, m.policy, m.error, m.disk_bytes, m.ready_at, m.woken_at, m.ended_at, m.created_at, m.updated_at, m.parked_at,
     coalesce((select o.error->>'message' from operations o where o.tenant_id = w.tenant_id and o.workspace_id = w.id and o.state = 'pending'
-        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting, coalesce(h.away, false)::bool as away
+        and o.kind in ('setup', 'park', 'wake', 'rebuild', 'destroy')), '')::text as waiting,
+    coalesce(h.away, false)::bool as away, coalesce(h.draining, false)::bool as draining
 from workspaces w
 join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
-left join (select id, host_away(id) as away from hosts) h on h.id = m.host_id -- asked once for each host
+left join (select id, host_away(id) as away, draining_at is not null as draining from hosts) h on h.id = m.host_id -- asked once for each host
 where w.tenant_id = app_tenant() and w.status <> 'deleted' and ($1::bool or not w.implicit)
   and ($2::uuid is null or w.id < $2)
 order by w.id desc limit $3
@@ -348,6 +353,7 @@ type WorkspacesRow struct {
 	Machine   Machine
 	Waiting   string
 	Away      bool
+	Draining  bool
 }
 
 func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]WorkspacesRow, error) {
@@ -399,6 +405,7 @@ func (q *Queries) Workspaces(ctx context.Context, arg WorkspacesParams) ([]Works
 			&i.Machine.ParkedAt,
 			&i.Waiting,
 			&i.Away,
+			&i.Draining,
 		); err != nil {
 			return nil, err
 		}

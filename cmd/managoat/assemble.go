@@ -323,7 +323,7 @@ func assemble(ctx context.Context, b *base, url string) (*services, error) {
 	b.cleanup(func(context.Context) { peers.Close() })
 	s.machines = machine.New(b.db, machine.Options{
 		Host: s.host, URL: cmp.Or(cfg.HostURL, url), Peers: peers, Instance: instance(b.master), Providers: providers, Default: cfg.SandboxProvider,
-		Egress: s.broker, Limits: limits, Quotas: defaults, Fleet: cfg.FleetMachines, Log: log,
+		Egress: s.broker, Limits: limits, Quotas: defaults, Fleet: cfg.FleetMachines, Most: cfg.HostMachines, Version: version, Log: log,
 		Mounts: func(context.Context) ([]sandbox.Mount, error) { return runtime.Mounts(runtimes), nil },
 	}, func(ctx context.Context, tx db.Tx, tenantID, workspaceID uuid.UUID) error {
 		return s.workspaces.MachineChanged(ctx, tx, tenantID, workspaceID)

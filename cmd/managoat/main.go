@@ -97,15 +97,20 @@ func verb(group, use, short string, args cobra.PositionalArgs, run func(*cobra.C
 	}}
 }
 
-// configured is verb for commands that take the server's settings.
+// configured is verb for commands that take the server's settings and nothing else.
 func configured(use, short string, run func(context.Context, *config.Config) error) *cobra.Command {
+	return operatorVerb(use, short, cobra.NoArgs, func(ctx context.Context, cfg *config.Config, _ []string) error { return run(ctx, cfg) })
+}
+
+// operatorVerb is verb for commands that take the server's settings.
+func operatorVerb(use, short string, args cobra.PositionalArgs, run func(context.Context, *config.Config, []string) error) *cobra.Command {
 	cfg := &config.Config{}
-	cmd := verb("run", use, short, cobra.NoArgs, func(c *cobra.Command, _ []string) error {
+	cmd := verb("run", use, short, args, func(c *cobra.Command, args []string) error {
 		if err := cfg.Check(); err != nil {
 			return &codedError{exitUsage, err}
 		}
 		setLog(cfg)
-		return run(c.Context(), cfg)
+		return run(c.Context(), cfg, args)
 	})
 	if err := cfg.Flags(cmd.Flags()); err != nil {
 		cmd.PreRunE = func(*cobra.Command, []string) error { return &codedError{exitUsage, err} }

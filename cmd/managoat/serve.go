@@ -31,7 +31,7 @@ func serverVerbs() []*cobra.Command {
 		configured("down", "Park every machine of a data directory; stop its server, egress process and PostgreSQL", down),
 		configured("migrate", "Bring the database up to date and end", migrateVerb),
 		configured("health", "Say whether the server of these settings can work (exit 0: it can)", health),
-		dropRootVerb(), egressVerb(), doctorVerb(), adminVerbs(), runtimesVerbs(),
+		dropRootVerb(), egressVerb(), doctorVerb(), adminVerbs(), hostVerbs(), runtimesVerbs(),
 		loginVerb(), workspaceVerbs(), runVerb(), meVerb(),
 	}
 }
@@ -236,8 +236,8 @@ func egressVerb() *cobra.Command {
 
 // down parks every machine and stops everything of a data directory, with or without a server that runs.
 func down(ctx context.Context, cfg *config.Config) error {
-	if _, err := os.Stat(cfg.Dir("master.key")); errors.Is(err, os.ErrNotExist) && cfg.MasterKey == "" {
-		return &codedError{exitRefused, fmt.Errorf("there is no Managoat in %s", cfg.Data)}
+	if err := anInstance(cfg); err != nil {
+		return err
 	}
 	dir, err := datadir.StopServer(cfg.Data, 2*graceful)
 	if err != nil {
@@ -262,6 +262,14 @@ func down(ctx context.Context, cfg *config.Config) error {
 		return fmt.Errorf("stop the egress process: %w", err)
 	}
 	fmt.Fprintf(os.Stderr, "Machines parked: %d. Server, egress process and PostgreSQL of %s are stopped.\n", parked, cfg.Data)
+	return nil
+}
+
+// anInstance refuses a data directory in which there is nothing, before it is made into one.
+func anInstance(cfg *config.Config) error {
+	if _, err := os.Stat(cfg.Dir("master.key")); errors.Is(err, os.ErrNotExist) && cfg.MasterKey == "" {
+		return &codedError{exitRefused, fmt.Errorf("there is no Managoat in %s", cfg.Data)}
+	}
 	return nil
 }
 
@@ -302,8 +310,12 @@ func adminVerbs() *cobra.Command {
 	return cmd
 }
 
-// createOwner works beside a running server, which owns the directory and its PostgreSQL, and without one.
-func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput) error {
+// commandLine is who acts by the verbs of an operator.
+const commandLine = "command line"
+
+// operate does what an operator asks for on the database, beside a running server, which owns the directory and its
+// PostgreSQL, and without one. What is refused is said as the API's client says it.
+func operate(ctx context.Context, cfg *config.Config, do func(*base) error) error {
 	dir, err := datadir.Open(cfg.Data)
 	var inUse *datadir.InUse
 	if errors.As(err, &inUse) {
@@ -317,18 +329,24 @@ func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput
 		return err
 	}
 	defer func() { b.close(context.WithoutCancel(ctx)) }()
-	people := identity.NewService(b.db, b.keys, slog.Default())
-	if err := people.CheckMasterKey(ctx); err != nil {
+	if err := identity.NewService(b.db, b.keys, slog.Default()).CheckMasterKey(ctx); err != nil {
 		return err
 	}
-	owner, key, err := people.CreateOwner(ctx, "command line", in)
-	if r, ok := refusal.As(err); ok { // said as the API's client says it
-		err = fmt.Errorf("%s (%s)", r.Message, r.Code)
+	err = do(b)
+	if r, ok := refusal.As(err); ok {
+		err = &codedError{exitRefused, fmt.Errorf("%s (%s)", r.Message, r.Code)}
 	}
-	if err != nil {
-		return &codedError{exitRefused, err}
-	}
-	fmt.Fprintf(os.Stderr, "Made the account %q with its owner %s. Its API key, shown this once:\n", owner.Account, owner.Email)
-	fmt.Println(key.Plain.Reveal())
-	return nil
+	return err
+}
+
+func createOwner(ctx context.Context, cfg *config.Config, in identity.OwnerInput) error {
+	return operate(ctx, cfg, func(b *base) error {
+		owner, key, err := identity.NewService(b.db, b.keys, slog.Default()).CreateOwner(ctx, commandLine, in)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "Made the account %q with its owner %s. Its API key, shown this once:\n", owner.Account, owner.Email)
+		fmt.Println(key.Plain.Reveal())
+		return nil
+	})
 }

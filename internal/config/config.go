@@ -71,12 +71,16 @@ type Config struct {
 
 	RunningMachines  int
 	FleetMachines    int
+	HostMachines     int
 	PromptsPerMinute int
 
 	TrustedProxies []string
 	LogLevel       string
 	LogFormat      string
 }
+
+// maxHostMachines are more than any host runs.
+const maxHostMachines = 100_000
 
 // maxConnections are more than any PostgreSQL gives a server.
 const maxConnections = 1000
@@ -189,6 +193,7 @@ var Settings = []Setting{
 	{Flag: "package-layers-mb", Default: "20480", Help: "what installed packages kept for later setups may occupy on this host; 0: none are kept", bind: number(func(c *Config) *int { return &c.PackageLayersMB }), check: atLeast(0, func(c *Config) int { return c.PackageLayersMB })},
 	{Flag: "running-machines", Default: "20", Help: "machines an account may run at once", bind: number(func(c *Config) *int { return &c.RunningMachines }), check: atLeast(0, func(c *Config) int { return c.RunningMachines })},
 	{Flag: "fleet-machines", Default: "100", Help: "machines the instance may run at once", bind: number(func(c *Config) *int { return &c.FleetMachines }), check: atLeast(1, func(c *Config) int { return c.FleetMachines })},
+	{Flag: "host-machines", Default: "0", Help: "machines this host may run at once; 0: no bound, and new machines are shared among hosts by how many each one's memory and processors hold", bind: number(func(c *Config) *int { return &c.HostMachines }), check: between(0, maxHostMachines, func(c *Config) int { return c.HostMachines })},
 	{Flag: "prompts-per-minute", Default: "60", Help: "prompts an account may send a minute", bind: number(func(c *Config) *int { return &c.PromptsPerMinute }), check: atLeast(1, func(c *Config) int { return c.PromptsPerMinute })},
 	{Flag: "trusted-proxies", Help: "networks of reverse proxies whose X-Forwarded-For is believed, comma separated", bind: list(func(c *Config) *[]string { return &c.TrustedProxies }), check: func(c *Config) error {
 		_, err := c.Proxies()

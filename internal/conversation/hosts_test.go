@@ -9,6 +9,7 @@ import (
 	"managoat/internal/conversation/conversationtest"
 	"managoat/internal/environment"
 	"managoat/internal/machine"
+	"managoat/internal/refusal"
 )
 
 // Any server may make a machine. A turn that another one took meanwhile is given to the server of the machine's host, which
@@ -56,5 +57,12 @@ func TestATurnWhoseMachineIsMadeOnAnotherHostIsHandedOver(t *testing.T) {
 	must(t, w.Ended(c, 1), conversation.Completed, "")
 	if w.Said(c) != "started" {
 		t.Errorf("it said %q", w.Said(c))
+	}
+
+	// The agent is here and idle, and its host is drained: not even the short way takes a prompt.
+	must(t, w.Ask(c, "say again"), conversation.Completed, "")
+	p.exec("update hosts set draining_at = now() where id = $1", here)
+	if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: "say more"}); !refusal.Is(err, refusal.HostDraining) {
+		t.Errorf("a prompt on a host that is drained: %v", err)
 	}
 }

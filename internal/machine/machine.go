@@ -64,6 +64,7 @@ const (
 type Options struct {
 	Host     uuid.UUID // of this server, the same after a restart
 	URL      string    // at which other servers reach this one
+	Version  string    // of this server
 	Instance string    // name of the instance, which everything of ours carries; one database, one instance
 
 	Providers map[string]sandbox.Provider // the enabled ones, by name
@@ -75,6 +76,7 @@ type Options struct {
 	Mounts func(context.Context) ([]sandbox.Mount, error) // what every new machine sees of the host; nil: nothing
 	Quotas quota.Defaults
 	Fleet  int // machines that run on the whole instance at once
+	Most   int // machines that run on this host at once; 0: no bound
 
 	Log *slog.Logger // nil: slog.Default()
 }
@@ -92,6 +94,7 @@ type Service struct {
 	mu      sync.Mutex
 	links   map[uuid.UUID]*link     // by machine
 	samples map[uuid.UUID]cpuSample // by machine of this host
+	news    chan struct{}           // closed when something is asked of this host
 }
 
 // New makes the service. onChange may be nil.
@@ -105,7 +108,7 @@ func New(d *db.DB, o Options, onChange OnChange) *Service {
 	if onChange == nil {
 		onChange = func(context.Context, db.Tx, uuid.UUID, uuid.UUID) error { return nil }
 	}
-	return &Service{db: d, o: o, log: o.Log, onChange: onChange, links: map[uuid.UUID]*link{}, samples: map[uuid.UUID]cpuSample{}}
+	return &Service{db: d, o: o, log: o.Log, onChange: onChange, links: map[uuid.UUID]*link{}, samples: map[uuid.UUID]cpuSample{}, news: make(chan struct{})}
 }
 
 // Host is the id of this server's host.
@@ -142,9 +145,74 @@ func (s *Service) Provider(name string) (sandbox.Provider, error) {
 		With("provider", name).With("enabled", s.Providers())
 }
 
-// Admit checks that one more machine may run: the account's quota and the instance's ceiling. It is the last check of
-// the transaction that makes a machine pending or starting, and holds both counts to its commit.
-func (s *Service) Admit(ctx context.Context, tx db.Tx, tenantID uuid.UUID) error {
+// Plan adds the row of a machine to make, on the host where there is the most room for it: the preferred one where several
+// have as much. The operation that makes it is that host's. It is the last check of its transaction, and holds what it counted
+// to the commit.
+func (s *Service) Plan(ctx context.Context, tx db.Tx, tenantID, id, workspaceID uuid.UUID, provider string, preferred *uuid.UUID) error {
+	host, err := s.AdmitNew(ctx, tx, tenantID, provider, preferred)
+	if err != nil {
+		return err
+	}
+	return insert(ctx, tx, id, workspaceID, provider, host)
+}
+
+// PlanHere is Plan for a setup that this server has taken up and begins again. Its machine was counted before.
+func (s *Service) PlanHere(ctx context.Context, tx db.Tx, id, workspaceID uuid.UUID, provider string) error {
+	return insert(ctx, tx, id, workspaceID, provider, s.o.Host)
+}
+
+func insert(ctx context.Context, tx db.Tx, id, workspaceID uuid.UUID, provider string, host uuid.UUID) error {
+	if err := tx.InsertMachine(ctx, queries.InsertMachineParams{ID: id, WorkspaceID: workspaceID, Provider: provider, HostID: host}); err != nil {
+		return fmt.Errorf("plan a machine: %w", err)
+	}
+	return nil
+}
+
+// AdmitNew checks that another machine may be made, and tells on which host it would be: the account's quota, the instance's
+// ceiling, and that there is such a host.
+func (s *Service) AdmitNew(ctx context.Context, tx db.Tx, tenantID uuid.UUID, provider string, preferred *uuid.UUID) (uuid.UUID, error) {
+	if preferred == nil {
+		preferred = &s.o.Host
+	}
+	if err := s.admitFleet(ctx, tx); err != nil {
+		return uuid.Nil, err
+	}
+	host, err := tx.PlacedOn(ctx, provider, preferred)
+	if err == nil && host == uuid.Nil {
+		// This server lives, whatever its last sign of life says: the database may have been away.
+		if _, err = tx.SeeHost(ctx, s.o.Host); err == nil {
+			host, err = tx.PlacedOn(ctx, provider, preferred)
+		}
+	}
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("place a machine: %w", err)
+	}
+	if host == uuid.Nil {
+		return uuid.Nil, refusal.New(refusal.NoHost, "No host of this instance takes another machine of the provider %q now: each is away, full or being drained. Try again later; its operator sees why with managoat host list.", provider).RetryAfter(fleetRetry)
+	}
+	return host, quota.CheckMachine(ctx, tx, tenantID, s.o.Quotas)
+}
+
+// AdmitWake checks that a parked machine may run again, where its disk is: the account's quota, and the ceilings of the
+// instance and of that host. It is the last check of the transaction that makes the machine starting, and holds the counts
+// to its commit.
+func (s *Service) AdmitWake(ctx context.Context, tx db.Tx, row queries.Machine) error {
+	if err := s.admitFleet(ctx, tx); err != nil {
+		return err
+	}
+	if row.HostID != nil {
+		full, err := tx.HostFull(ctx, *row.HostID)
+		if err != nil {
+			return fmt.Errorf("count the machines of a host: %w", err)
+		}
+		if full {
+			return refusal.New(refusal.FleetFull, "The host that has the machine's disk runs as many machines as it may. Try again when one has parked.").RetryAfter(fleetRetry)
+		}
+	}
+	return quota.CheckMachine(ctx, tx, row.TenantID, s.o.Quotas)
+}
+
+func (s *Service) admitFleet(ctx context.Context, tx db.Tx) error {
 	if err := tx.LockFleet(ctx); err != nil {
 		return fmt.Errorf("lock the fleet: %w", err)
 	}
@@ -154,14 +222,6 @@ func (s *Service) Admit(ctx context.Context, tx db.Tx, tenantID uuid.UUID) error
 	}
 	if running >= int64(s.o.Fleet) {
 		return refusal.New(refusal.FleetFull, "This instance runs %d machines, as many as it may. Try again when one has parked.", running).RetryAfter(fleetRetry)
-	}
-	return quota.CheckMachine(ctx, tx, tenantID, s.o.Quotas)
-}
-
-// Plan adds the row of a machine to make. The operation that makes it places it on its server's host.
-func Plan(ctx context.Context, tx db.Tx, id, workspaceID uuid.UUID, provider string) error {
-	if err := tx.InsertMachine(ctx, queries.InsertMachineParams{ID: id, WorkspaceID: workspaceID, Provider: provider}); err != nil {
-		return fmt.Errorf("plan a machine: %w", err)
 	}
 	return nil
 }

@@ -18,25 +18,9 @@ import (
 
 // Periods of what runs beside the operations.
 const (
-	beatEvery  = 10 * time.Second // a host's sign of life
 	watchEvery = 15 * time.Second // a look at what the provider says of this host's machines
 	reapEvery  = time.Minute      // a look at their disks, and for machines of ours that nobody needs
 )
-
-// Register says that this host is there. Call it before anything is placed on it.
-func (s *Service) Register(ctx context.Context) error {
-	if err := s.db.Lookup().PutHost(ctx, s.o.Host, s.o.URL); err != nil {
-		return fmt.Errorf("register this host: %w", err)
-	}
-	others, err := s.db.Lookup().HostsAt(ctx, s.o.URL, s.o.Host)
-	if err != nil {
-		return fmt.Errorf("look for hosts at this one's address: %w", err)
-	}
-	if len(others) > 0 {
-		s.log.Warn("another server of this instance gives the same address: give each one its own (--host-url), so that they reach each other", "url", s.o.URL, "hosts", others)
-	}
-	return nil
-}
 
 // Restore looks at every machine of this host after a start of the server: those that run are told to the egress
 // process, those that stopped (the host was started again) are parked, those that the provider does not have are lost.
@@ -56,12 +40,14 @@ func (s *Service) Restore(ctx context.Context) error {
 func (s *Service) Run(ctx context.Context) error {
 	// On its own: however long a look at machines takes, this server lives.
 	var beats sync.WaitGroup
+	defer s.leave(ctx)
 	defer beats.Wait()
 	beats.Go(func() { s.beats(ctx) })
+	beats.Go(func() { s.hear(ctx) })
 	state, slow := time.NewTicker(watchEvery), time.NewTicker(reapEvery)
 	defer state.Stop()
 	defer slow.Stop()
-	for {
+	for told := s.Told(); ; {
 		var err error
 		select {
 		case <-ctx.Done():
@@ -70,38 +56,15 @@ func (s *Service) Run(ctx context.Context) error {
 			s.forget()
 			err = s.watch(ctx, look{})
 		case <-slow.C:
-			err = errors.Join(s.watch(ctx, look{measure: true}), s.Reap(ctx))
+			err = errors.Join(s.watch(ctx, look{measure: true}), s.Reap(ctx), s.giveUp(ctx))
+		case <-told:
+			told = s.Told()
+			err = errors.Join(s.Reap(ctx), s.giveUp(ctx))
 		}
 		if err != nil && ctx.Err() == nil {
 			s.log.Error("watch over the machines", "error", err)
 		}
 	}
-}
-
-// beats gives signs of life until ctx ends.
-func (s *Service) beats(ctx context.Context) {
-	tick := time.NewTicker(beatEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		if err := s.beat(ctx); err != nil && ctx.Err() == nil {
-			s.log.Error("give a sign of life", "error", err)
-		}
-	}
-}
-
-func (s *Service) beat(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, beatEvery)
-	defer cancel()
-	n, err := s.db.Lookup().SeeHost(ctx, s.o.Host)
-	if err == nil && n == 0 {
-		return s.Register(ctx) // somebody cleared the table
-	}
-	return err
 }
 
 // watch compares the rows of this host's machines with what their provider says. A machine that something is under way
@@ -270,6 +233,9 @@ func (s *Service) reap(ctx context.Context, p sandbox.Provider, info sandbox.Inf
 	case db.NotFound(err): // a row is written before its machine is made: this one's account is gone
 	case err != nil:
 		return err
+	case Status(row.Status) == Lost && row.HostID == nil && info.State == sandbox.Running:
+		// Its host was given up, and is back. Nothing runs on it any more; its disk goes when another takes its place.
+		return p.Stop(ctx, info.ID)
 	case Status(row.Status) != Terminated && Status(row.Status) != Failed:
 		return nil
 	case row.Transition == "destroying":

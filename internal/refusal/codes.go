@@ -57,6 +57,8 @@ const (
 	QuotaExceeded             Code = "quota_exceeded"
 	SandboxQuotaExceeded      Code = "sandbox_quota_exceeded"
 	FleetFull                 Code = "fleet_full"
+	NoHost                    Code = "no_host_available"
+	HostDraining              Code = "host_draining"
 	SetupFailed               Code = "setup_failed"
 	InvalidAPIAccess          Code = "invalid_sandbox_api_access"
 	CwdNotAllowed             Code = "cwd_not_allowed"
@@ -137,7 +139,9 @@ var table = map[Code]Entry{
 	MachineHostUnreachable:    {Status: 503, Meaning: "The server whose host runs the machine is away.", Fields: []string{"retry_after_seconds"}},
 	QuotaExceeded:             {Status: 429, Meaning: "A quota of the account is used up.", Fields: []string{"quota", "limit", "used", "retry_after_seconds"}},
 	SandboxQuotaExceeded:      {Status: 429, Meaning: "The account runs as many machines as it may.", Fields: []string{"active_sandboxes", "limit", "retry_after_seconds"}},
-	FleetFull:                 {Status: 503, Meaning: "The instance runs as many machines as it may.", Fields: []string{"retry_after_seconds"}},
+	FleetFull:                 {Status: 503, Meaning: "The instance, or the host that has the machine's disk, runs as many machines as it may.", Fields: []string{"retry_after_seconds"}},
+	NoHost:                    {Status: 503, Meaning: "No host takes another machine: each is away, full, being drained, or does not offer the provider.", Fields: []string{"retry_after_seconds"}},
+	HostDraining:              {Status: 503, Meaning: "The machine's host is being taken out of service: nothing new begins there. The machine and its disk are kept.", Fields: []string{"retry_after_seconds"}},
 	SetupFailed:               {Status: 409, Meaning: "The workspace's setup failed; its error names the step.", Fields: []string{"step", "exit_code", "output_tail"}},
 	InvalidAPIAccess:          {Status: 422, Meaning: "sandbox_api_access \"none\" needs a machine of its own."},
 	CwdNotAllowed:             {Status: 422, Meaning: "cwd must be /home/sprite, a repository's mount path, or below either.", Fields: []string{"roots"}},

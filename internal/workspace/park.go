@@ -35,12 +35,14 @@ const (
 	sweepEvery   = 5 * time.Second  // between looks for machines to park
 	turnsEnd     = 45 * time.Second // for the turns on a machine at its ceiling to end: longer than their own deadline, and than the lease of a server that died
 	parkTime     = time.Minute      // for a park that is under way to end, so that the machine can be woken
+	drainRetry   = time.Minute      // a client's next try when a host is drained
 	disabledTime = 30 * time.Second // between tries of what cannot go on: its provider is disabled, its host is away
 )
 
 // Reasons why a machine parks or is destroyed, as in the cause that is kept with it.
 const (
 	becauseIdle      = "idle"
+	becauseDrained   = "host_drained"
 	becauseCeiling   = "lifetime"
 	becauseRetention = "retention"
 )
@@ -61,11 +63,13 @@ const (
 func (s *Service) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
-	for {
+	for told := s.o.Machines.Told(); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-told:
+			told = s.o.Machines.Told()
 		}
 		if err := s.ParkDue(ctx); err != nil && ctx.Err() == nil {
 			s.log.Error("look for machines to park", "error", err)
@@ -73,7 +77,8 @@ func (s *Service) sweep(ctx context.Context) {
 	}
 }
 
-// ParkDue begins to park the machines of this host that have been idle, or up, for too long. One bad row stops no other.
+// ParkDue begins to park the machines of this host that have been idle, or up, for too long: while it is drained, those on
+// which nothing runs. One bad row stops no other.
 func (s *Service) ParkDue(ctx context.Context) error {
 	l, host := s.o.Lifetimes, s.o.Machines.Host()
 	if l.Disposable {
@@ -83,11 +88,21 @@ func (s *Service) ParkDue(ctx context.Context) error {
 		}
 		s.each(ctx, refs, s.dispose)
 	}
+	drained, err := s.o.Machines.Draining(ctx)
+	if err != nil {
+		return err
+	}
+	idle := cause{becauseIdle, "Nothing ran here for " + words(l.Idle) + ", so the machine parked. The next prompt wakes it."}
+	if drained {
+		l.Idle, idle = drainedIdle, cause{becauseDrained, "The host of the machine was taken out of service, so the machine parked. Once it is back, the next prompt wakes it."}
+	}
 	refs, err := s.db.Due(ctx, db.DueParks, host, l.Idle.Seconds(), l.Ceiling.Seconds())
 	if err != nil {
 		return err
 	}
-	s.each(ctx, refs, s.parkOne)
+	s.each(ctx, refs, func(ctx context.Context, tx db.Tx, w queries.Workspace) (*toDo, error) {
+		return s.parkOne(ctx, tx, w, l, idle)
+	})
 	return nil
 }
 
@@ -131,15 +146,17 @@ type toDo struct {
 	why    cause
 }
 
-// parkOne marks the machine of a locked workspace as parking, if it is due still.
-func (s *Service) parkOne(ctx context.Context, tx db.Tx, w queries.Workspace) (*toDo, error) {
-	l := s.o.Lifetimes
+// drainedIdle is how long a machine must have been idle to park while its host is drained: no turn runs or waits.
+const drainedIdle = time.Millisecond
+
+// parkOne marks the machine of a locked workspace as parking, if it is due still: idle is why, where that is so.
+func (s *Service) parkOne(ctx context.Context, tx db.Tx, w queries.Workspace, l Lifetimes, idle cause) (*toDo, error) {
 	n, err := tx.ParkIdleMachine(ctx, *w.MachineID, l.Idle.Seconds())
 	if err != nil {
 		return nil, err
 	}
 	if n > 0 {
-		return &toDo{operation.Park, audit.WorkspacePark, cause{becauseIdle, "Nothing ran here for " + words(l.Idle) + ", so the machine parked. The next prompt wakes it."}}, nil
+		return &toDo{operation.Park, audit.WorkspacePark, idle}, nil
 	}
 	if l.Disposable && w.Implicit {
 		return nil, nil
@@ -197,11 +214,15 @@ func (s *Service) park(ctx context.Context, h *operation.Held) error {
 	if why.Code != machine.DiskFull { // such a machine is frozen, and answers nothing
 		work = s.lastWork(ctx, h)
 	}
-	if why.Code == becauseIdle { // still, after that look, which takes its time
+	if why.Code == becauseIdle || why.Code == becauseDrained { // still, after that look, which takes its time
+		idle := s.o.Lifetimes.Idle
+		if why.Code == becauseDrained {
+			idle = drainedIdle
+		}
 		prompted := cause{"prompted", "A prompt came before the machine had parked."}
 		spare := func(ctx context.Context, fn func(db.Tx) error) error { return h.Fail(ctx, prompted, fn) }
 		err := s.told(ctx, h, spare, func(tx db.Tx) error {
-			n, err := tx.SpareMachine(ctx, h.MachineID, s.o.Lifetimes.Idle.Seconds())
+			n, err := tx.SpareMachine(ctx, h.MachineID, idle.Seconds())
 			if err == nil && n == 0 {
 				err = errStillDue
 			}
@@ -346,6 +367,13 @@ func (s *Service) Wake(ctx context.Context, actor tenant.Actor, id uuid.UUID) (W
 				return err
 			}
 			status := machine.Status(m.Status)
+			if status == machine.Suspended {
+				if r, err := tx.Workspace(ctx, id); err != nil {
+					return fmt.Errorf("read the workspace: %w", err)
+				} else if r.Draining {
+					return draining(false)
+				}
+			}
 			switch {
 			case Status(w.Status) == Deleting:
 				return refusal.New(refusal.WorkspaceDeleting, "The workspace is being deleted.")

@@ -30,6 +30,7 @@ func TestASetupWhoseServerWasKilledIsDoneAgain(t *testing.T) {
 		got := setupLog(t, w, ws.ID)["setup_script"]
 		return strings.Contains(got.Output, "run on")
 	})
+	change(t, w, "update hosts set capped = true, places = 1, draining_at = now()") // it was accepted, and no other host would take it
 	first.Kill()
 	began := time.Now()
 	w.Server.Run(t)
@@ -312,6 +313,7 @@ func TestAServerWithoutRootSaysWhatItsMachinesCannotDo(t *testing.T) {
 	host := w.Host
 	host.ID, host.Tenant, host.Try = uuid.New(), w.Owner.TenantID, &workspace.CreateInput{Name: "refused", EnvironmentID: packages.ID}
 	server := workspacetest.Spawn(t, host, w.Nobody(t))
+	change(t, w, "update hosts set seen_at = now() - interval '1 minute' where id = $1", w.Host.ID) // its server does nothing
 	if !strings.HasPrefix(server.Tried, "sandbox_provider_unable: ") || !strings.Contains(server.Tried, "run the server as root") {
 		t.Errorf("packages are answered with %q", server.Tried)
 	}

@@ -154,7 +154,7 @@ func (s *Service) prepare(ctx context.Context, h *operation.Held) (*setup, error
 			return nil
 		}
 		run.machine = uuid.Must(uuid.NewV7())
-		if err := machine.Plan(ctx, tx, run.machine, run.w.ID, run.w.Provider); err != nil {
+		if err := s.o.Machines.PlanHere(ctx, tx, run.machine, run.w.ID, run.w.Provider); err != nil {
 			return err
 		}
 		if err := tx.ReplaceMachine(ctx, run.machine, run.w.ID); err != nil {
@@ -342,9 +342,12 @@ func (r *setup) makeMachine(ctx context.Context) (string, bool, error) {
 		r.out.say("Removing the machine that was there before.")
 		err := r.s.o.Machines.Destroy(ctx, r.held, m, machine.Terminated)
 		if refusal.Is(err, refusal.MachineHostUnreachable) {
-			// Another server's: it removes the machine when it is back, since nothing refers to it any more.
+			// Another server's: it removes the machine now, or when it is back, since nothing refers to it any more.
 			err = r.held.Write(ctx, func(tx db.Tx) error {
-				return tx.EndMachine(ctx, queries.EndMachineParams{ID: m.ID, Status: string(machine.Terminated)})
+				if err := tx.EndMachine(ctx, queries.EndMachineParams{ID: m.ID, Status: string(machine.Terminated)}); err != nil {
+					return err
+				}
+				return tx.NotifyHost(ctx, m.HostID.String())
 			})
 		}
 		if err != nil {

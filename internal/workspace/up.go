@@ -246,7 +246,7 @@ func (s *Service) begun(ctx context.Context, tx db.Tx, w queries.Workspace, m qu
 	}
 	switch machine.Status(m.Status) {
 	case machine.Suspended:
-		if err := s.o.Machines.Admit(ctx, tx, w.TenantID); err != nil {
+		if err := s.o.Machines.AdmitWake(ctx, tx, m); err != nil {
 			return uuid.Nil, "", err
 		}
 	case machine.Starting: // counted already, and nobody is at it
@@ -274,8 +274,12 @@ func (s *Service) AdmitTx(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID)
 	if err != nil {
 		return fmt.Errorf("read the workspace: %w", err)
 	}
-	switch machine.Status(r.Machine.Status) {
-	case machine.Pending, machine.Starting, machine.Ready:
+	status := machine.Status(r.Machine.Status)
+	there := status == machine.Pending || machine.Kept(status)
+	if there && r.Draining {
+		return draining(r.Workspace.Implicit)
+	}
+	if there && status != machine.Suspended {
 		return nil // it is counted
 	}
 	if status := Status(r.Workspace.Status); status != Ready && status != Failed {
@@ -284,7 +288,20 @@ func (s *Service) AdmitTx(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID)
 	if _, err := s.o.Machines.Provider(r.Workspace.Provider); err != nil {
 		return nil // nothing starts, as the turn will say
 	}
-	return s.o.Machines.Admit(ctx, tx, tenantID)
+	if there {
+		return s.o.Machines.AdmitWake(ctx, tx, r.Machine)
+	}
+	_, err = s.o.Machines.AdmitNew(ctx, tx, tenantID, r.Workspace.Provider, r.Machine.HostID)
+	return err
+}
+
+// draining refuses what would keep a machine on a host that is drained.
+func draining(implicit bool) error {
+	next := "Try again when it is back, or rebuild the workspace, whose new machine is made on another host without what is on the disk of this one."
+	if implicit {
+		next = "Try again when it is back, or start another conversation, whose machine is made on another host."
+	}
+	return refusal.New(refusal.HostDraining, "%s %s", machine.HostDraining, next).RetryAfter(drainRetry)
 }
 
 // join returns when an operation has ended. A wake that failed is a refusal.

@@ -24,6 +24,7 @@ type record struct {
 	m       queries.Machine
 	waiting string
 	away    bool // the server of the machine's host
+	drains  bool // that host
 }
 
 func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (record, error) {
@@ -34,7 +35,7 @@ func (s *Service) row(ctx context.Context, q *queries.Queries, id uuid.UUID) (re
 	if err != nil {
 		return record{}, fmt.Errorf("read the workspace: %w", err)
 	}
-	return record{r.Workspace, r.Machine, r.Waiting, r.Away}, nil
+	return record{r.Workspace, r.Machine, r.Waiting, r.Away, r.Draining}, nil
 }
 
 // views shows rows with what others know of them: the environment as it is now, the conversations.
@@ -127,6 +128,9 @@ func view(r record, now map[string]string) (Workspace, error) {
 	if r.away && (w.Status == Ready || w.Status == Deleting) && machine.Kept(w.MachineStatus) {
 		w.WaitingReason = machine.HostAway
 	}
+	if w.WaitingReason == "" && r.drains && w.Status == Ready && machine.Kept(w.MachineStatus) {
+		w.WaitingReason = machine.HostDraining
+	}
 	if w.WaitingReason == "" && w.MachineStatus != machine.Ready && len(r.m.Error) > 0 {
 		var cause struct{ Message string }
 		if err := json.Unmarshal(r.m.Error, &cause); err != nil {
@@ -195,7 +199,7 @@ func (s *Service) statusEvent(ctx context.Context, tx db.Tx, tenantID, id uuid.U
 	if err != nil {
 		return err
 	}
-	return s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, r.Waiting, r.Away}, environment.Digests(env))
+	return s.appendStatus(ctx, tx, tenantID, record{r.Workspace, r.Machine, r.Waiting, r.Away, r.Draining}, environment.Digests(env))
 }
 
 func (s *Service) appendStatus(ctx context.Context, tx db.Tx, tenantID uuid.UUID, r record, now map[string]string) error {

@@ -287,7 +287,7 @@ func (s *Service) create(ctx context.Context, tx db.Tx, actor tenant.Actor, in C
 	if err != nil {
 		return uuid.Nil, fmt.Errorf("insert the workspace: %w", err)
 	}
-	ref, err := s.plan(ctx, tx, actor.TenantID, id, in.SandboxProvider, setupID, machineID, in.Fresh)
+	ref, err := s.plan(ctx, tx, actor.TenantID, id, in.SandboxProvider, setupID, machineID, nil, in.Fresh)
 	if err != nil {
 		return uuid.Nil, err
 	}
@@ -315,8 +315,8 @@ func noRoot(provider string) string {
 }
 
 // plan adds the machine and the operation of a setup, and the rows of its steps. It is the last of its transaction: the
-// quota is held from here.
-func (s *Service) plan(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, provider string, setupID, machineID uuid.UUID, fresh bool) (db.Ref, error) {
+// quota is held from here. preferred: the host where it goes when it fits as well on others.
+func (s *Service) plan(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, provider string, setupID, machineID uuid.UUID, preferred *uuid.UUID, fresh bool) (db.Ref, error) {
 	if err := tx.DeleteSetupSteps(ctx, id); err != nil {
 		return db.Ref{}, fmt.Errorf("clear the last setup: %w", err)
 	}
@@ -326,10 +326,7 @@ func (s *Service) plan(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, pr
 	if err := s.o.Stream.BeginSetupTx(ctx, tx, id, setupID); err != nil {
 		return db.Ref{}, fmt.Errorf("drop the last setup's lines: %w", err)
 	}
-	if err := s.o.Machines.Admit(ctx, tx, tenantID); err != nil {
-		return db.Ref{}, err
-	}
-	if err := machine.Plan(ctx, tx, machineID, id, provider); err != nil {
+	if err := s.o.Machines.Plan(ctx, tx, tenantID, machineID, id, provider, preferred); err != nil {
 		return db.Ref{}, err
 	}
 	return operation.Insert(ctx, tx, tenantID, setupID, operation.Setup, id, machineID, setupPayload{fresh})
@@ -369,7 +366,7 @@ func (s *Service) List(ctx context.Context, actor tenant.Actor, includeImplicit 
 	}
 	all := make([]record, len(rows))
 	for i, r := range rows {
-		all[i] = record{r.Workspace, r.Machine, r.Waiting, r.Away}
+		all[i] = record{r.Workspace, r.Machine, r.Waiting, r.Away, r.Draining}
 	}
 	views, err := s.views(ctx, actor.TenantID, all)
 	if err != nil {
@@ -463,6 +460,11 @@ func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace, fres
 	if err := able(ctx, provider, env); err != nil {
 		return uuid.Nil, err
 	}
+	// What was installed for the machine of before is kept on its host.
+	old, err := tx.Machine(ctx, *w.MachineID)
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("read the machine of before: %w", err)
+	}
 	setupID, machineID := uuid.Must(uuid.NewV7()), uuid.Must(uuid.NewV7())
 	n, err := tx.ProvisionWorkspace(ctx, queries.ProvisionWorkspaceParams{ID: w.ID, MachineID: machineID, SetupID: setupID, Previous: *w.SetupID})
 	if err != nil {
@@ -471,7 +473,7 @@ func (s *Service) begin(ctx context.Context, tx db.Tx, w queries.Workspace, fres
 	if n == 0 {
 		return uuid.Nil, fmt.Errorf("workspace %s changed under its own lock", w.ID)
 	}
-	ref, err := s.plan(ctx, tx, w.TenantID, w.ID, w.Provider, setupID, machineID, fresh)
+	ref, err := s.plan(ctx, tx, w.TenantID, w.ID, w.Provider, setupID, machineID, old.HostID, fresh)
 	if err != nil {
 		return uuid.Nil, err
 	}
