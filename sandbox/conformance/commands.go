@@ -24,7 +24,7 @@ func (m *machine) running(mark string) int {
 }
 
 var commands = []Check{
-	{"an exit code or a signal is always told, and never both", func(t T, p sandbox.Provider) {
+	{Name: "an exit code or a signal is always told, and never both", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		for _, code := range []int{0, 1, 7, 255} {
 			r := m.sh(fmt.Sprintf("exit %d", code))
@@ -38,7 +38,7 @@ var commands = []Check{
 			}
 		}
 	}},
-	{"a command that cannot start says why", func(t T, p sandbox.Provider) {
+	{Name: "a command that cannot start says why", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("echo x > /tmp/plain; mkdir /tmp/closed; chmod 0 /tmp/closed")
 		for _, c := range []struct {
@@ -57,7 +57,7 @@ var commands = []Check{
 			}
 		}
 	}},
-	{"joined output keeps the order of its writing", func(t T, p sandbox.Provider) {
+	{Name: "joined output keeps the order of its writing", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		r := m.exec(guest.Exec{Argv: []string{"sh", "-c", "for i in $(seq 500); do echo out $i; echo err $i >&2; done; exit 3"}, Joined: true})
 		var want strings.Builder
@@ -68,7 +68,7 @@ var commands = []Check{
 			t.Errorf("%+v, in order: %v, %d bytes on standard error", r.Exit, r.out == want.String(), len(r.err))
 		}
 	}},
-	{"a command gets the environment it was given and nothing of the host's", func(t T, p sandbox.Provider) {
+	{Name: "a command gets the environment it was given and nothing of the host's", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		r := m.exec(guest.Exec{Argv: []string{"env"}, Env: map[string]string{"GREETING": "a b\nc", "LANG": "de_DE"}})
 		env := make(map[string]string)
@@ -90,7 +90,7 @@ var commands = []Check{
 		}
 		equal(t, "directory", m.must("pwd"), guest.Home+"\n")
 	}},
-	{"standard input is empty unless asked for, and then takes what is written", func(t T, p sandbox.Provider) {
+	{Name: "standard input is empty unless asked for, and then takes what is written", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		if r := m.sh("read x; echo \"$? $x\"; cat"); r.out != "1 \n" {
 			t.Errorf("a script that reads got %q", r.out)
@@ -120,7 +120,7 @@ var commands = []Check{
 			t.Errorf("input for a command that has ended was taken")
 		}
 	}},
-	{"a deadline kills the whole tree, wherever it hid", func(t T, p sandbox.Provider) {
+	{Name: "a deadline kills the whole tree, wherever it hid", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		began := time.Now()
 		r := m.exec(guest.Exec{Timeout: 500 * time.Millisecond, Argv: []string{"sh", "-c",
@@ -133,7 +133,7 @@ var commands = []Check{
 		}
 		equal(t, "processes left", m.running("sleep 888"), 0)
 	}},
-	{"killing an adapter leaves none of its children, not even one that forgot where it came from", func(t T, p sandbox.Provider) {
+	{Name: "killing an adapter leaves none of its children, not even one that forgot where it came from", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		script := "(setsid sleep 7771 &); setsid sh -c 'sleep 7772' & sleep 7773"
 		if m.caps.Root {
@@ -159,7 +159,7 @@ var commands = []Check{
 			t.Errorf("SIGTERM: %+v %v", exit, err)
 		}
 	}},
-	{"a daemon holds neither the step nor its output, and lives on", func(t T, p sandbox.Provider) {
+	{Name: "a daemon holds neither the step nor its output, and lives on", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		r := m.sh("(trap '' HUP; while :; do echo still here; sleep 0.05; done) & echo done")
 		if r.Code != 0 || !strings.Contains(r.out, "done\n") {
@@ -175,7 +175,7 @@ var commands = []Check{
 			t.Errorf("the writer has ended")
 		}
 	}},
-	{"an end of the caller's patience ends the command", func(t T, p sandbox.Provider) {
+	{Name: "an end of the caller's patience ends the command", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
@@ -185,7 +185,7 @@ var commands = []Check{
 		}
 		eventually(t, "end of the command", func() bool { return m.running("sleep 444") == 0 })
 	}},
-	{"a start that its caller gives up either runs, and is the caller's to end, or never began", func(t T, p sandbox.Provider) {
+	{Name: "a start that its caller gives up either runs, and is the caller's to end, or never began", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		for i := range 20 { // from before it is asked for to after its answer
 			ctx, cancel := context.WithCancel(t.Context())
@@ -202,7 +202,7 @@ var commands = []Check{
 		}
 		eventually(t, "the end of all that was started", func() bool { return m.running("sleep 4443") == 0 })
 	}},
-	{"commands outlive the connection that started them", func(t T, p sandbox.Provider) {
+	{Name: "commands outlive the connection that started them", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		id := m.begin(guest.Exec{Argv: []string{"sh", "-c", "echo before; while [ ! -e /tmp/go ]; do sleep 0.02; done; echo after; exit 5"}, Spool: guest.SpoolProtocol})
 		var at int64
@@ -233,7 +233,7 @@ var commands = []Check{
 			t.Errorf("after reconnecting: %q %+v %v", rest.String(), exit, err)
 		}
 	}},
-	{"an id is used once until it is forgotten", func(t T, p sandbox.Provider) {
+	{Name: "an id is used once until it is forgotten", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		id := m.begin(guest.Exec{Argv: []string{"sleep", "9998"}})
 		err := m.Start(t.Context(), guest.Exec{ID: id, Argv: []string{"true"}})
@@ -259,7 +259,7 @@ var commands = []Check{
 		_, err = m.Status(t.Context(), id)
 		refused(t, "status of a forgotten command", err, guest.ErrNotFound)
 	}},
-	{"two thousand quick commands lose no exit code and no output", func(t T, p sandbox.Provider) {
+	{Name: "two thousand quick commands lose no exit code and no output", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		const workers, each = 8, 250
 		var wg sync.WaitGroup
@@ -282,7 +282,7 @@ var commands = []Check{
 			t.Errorf("%s", f)
 		}
 	}},
-	{"a terminal is there when asked for and only then", func(t T, p sandbox.Provider) {
+	{Name: "a terminal is there when asked for and only then", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		script := "test -t 0 && test -t 1 && test -t 2 && ps -o tty= -p $$ | grep -q pts && stty size >/dev/null && echo terminal"
 		if r := m.exec(guest.Exec{Argv: []string{"sh", "-c", script}, TTY: true}); strings.TrimSpace(r.out) != "terminal" || r.Code != 0 {

@@ -16,7 +16,7 @@ import (
 var home = []string{guest.Home}
 
 var disk = []Check{
-	{"reads resolve links where they lead and stay under their roots", func(t T, p sandbox.Provider) {
+	{Name: "reads resolve links where they lead and stay under their roots", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must(`mkdir -p ~/a/b /tmp/out && echo inside > ~/a/b/f && echo outside > /tmp/out/secret
 			ln -s /etc ~/etc; ln -s /etc/passwd ~/passwd; ln -s ~/a ~/near; ln -s near/b ~/nested; ln -s /nowhere ~/dangling
@@ -60,7 +60,7 @@ var disk = []Check{
 		_, _, err := m.ReadFile(t.Context(), nil, "/home/sprite/a/b/f", 100)
 		refused(t, "read without roots", err, guest.ErrOutside)
 	}},
-	{"commands start while files are read", func(t T, p sandbox.Provider) {
+	{Name: "commands start while files are read", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("echo inside > ~/f")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -78,7 +78,7 @@ var disk = []Check{
 			m.must("true")
 		}
 	}},
-	{"a link that is swapped during reads never shows what lies outside", func(t T, p sandbox.Provider) {
+	{Name: "a link that is swapped during reads never shows what lies outside", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("mkdir ~/in /tmp/out && echo inside > ~/in/f && echo outside > /tmp/out/f && ln -s ~/in ~/swap")
 		m.begin(guest.Exec{Argv: []string{"sh", "-c", "while :; do ln -sfn ~/in ~/swap; ln -sfn /tmp/out ~/swap; done"}})
@@ -103,7 +103,7 @@ var disk = []Check{
 			t.Errorf("a write went outside")
 		}
 	}},
-	{"reading what is no file neither hangs nor has effects", func(t T, p sandbox.Provider) {
+	{Name: "reading what is no file neither hangs nor has effects", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("mkfifo ~/fifo; ln -s /dev/zero ~/zero; perl -e '' 2>/dev/null; true")
 		for _, path := range []string{"/home/sprite/fifo", "/dev/zero", "/home/sprite/zero"} {
@@ -111,7 +111,7 @@ var disk = []Check{
 			refused(t, "read "+path, err, guest.ErrUnreadable)
 		}
 	}},
-	{"what the sandbox's user may not read is unreadable", func(t T, p sandbox.Provider) {
+	{Name: "what the sandbox's user may not read is unreadable", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("mkdir ~/closed && echo x > ~/closed/f && echo y > ~/locked && chmod 0 ~/closed ~/locked")
 		_, _, err := m.ReadFile(t.Context(), home, "/home/sprite/locked", 100)
@@ -127,7 +127,7 @@ var disk = []Check{
 			refused(t, "write /etc/passwd", err, guest.ErrUnreadable)
 		}
 	}},
-	{"large files come in part when asked, and whole as a stream", func(t T, p sandbox.Provider) {
+	{Name: "large files come in part when asked, and whole as a stream", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("head -c 5000000 /dev/zero | tr '\\0' z > ~/big")
 		data, size, err := m.ReadFile(t.Context(), home, "/home/sprite/big", 1000)
@@ -144,7 +144,7 @@ var disk = []Check{
 			t.Errorf("stream: %d of %d %v", len(all), size, err)
 		}
 	}},
-	{"a listing is bounded and sorted, directories first", func(t T, p sandbox.Provider) {
+	{Name: "a listing is bounded and sorted, directories first", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("mkdir -p ~/l/zdir ~/l/.hidden && cd ~/l && echo 12345 > file && chmod 640 file && ln -s file link && mkfifo pipe")
 		entries, more, err := m.List(t.Context(), home, "/home/sprite/l", 100)
@@ -174,7 +174,7 @@ var disk = []Check{
 		_, _, err = m.List(t.Context(), home, "/etc", 3)
 		refused(t, "list /etc", err, guest.ErrOutside)
 	}},
-	{"writes make their directories, replace whole files and follow no link out", func(t T, p sandbox.Provider) {
+	{Name: "writes make their directories, replace whole files and follow no link out", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		write := func(path string) error {
 			return m.WriteFile(t.Context(), home, path, []byte("new\n"), 0o640)
@@ -202,7 +202,7 @@ var disk = []Check{
 		}
 		equal(t, "after", m.must("ls -A /tmp/out; cat ~/real; cat ~/link ~/dangling; ls -A ~ | grep '^.managoat-' || true"), "old\nnew\nnew\n")
 	}},
-	{"directories are made where they may be", func(t T, p sandbox.Provider) {
+	{Name: "directories are made where they may be", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("mkdir ~/real /tmp/out; ln -s real ~/link; ln -s /tmp/out ~/out")
 		real, err := m.Mkdir(t.Context(), home, "/home/sprite/link/new/deep", 0o700)
@@ -216,7 +216,7 @@ var disk = []Check{
 		refused(t, "mkdir outside", err, guest.ErrOutside)
 		equal(t, "made", m.must("stat -c %a ~/real/new/deep; ls /tmp/out"), "700\n")
 	}},
-	{"removing a tree follows no link and what is gone is success", func(t T, p sandbox.Provider) {
+	{Name: "removing a tree follows no link and what is gone is success", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("mkdir -p ~/t/a/b /tmp/out && echo x > ~/t/a/b/f && echo y > /tmp/out/kept && ln -s /tmp/out ~/t/a/link && ln -s /tmp/out ~/top && mkfifo ~/t/p")
 		m.must("cd ~/t && mkdir ro none && touch ro/f none/f && chmod 500 ro && chmod 0 none")
@@ -229,7 +229,7 @@ var disk = []Check{
 		refused(t, "remove by ..", m.Remove(t.Context(), home, "/home/sprite/.."), guest.ErrBadPath)
 		equal(t, "left", m.must("ls ~; cat /tmp/out/kept"), "y\n")
 	}},
-	{"a template is copied as files and directories, without what it links to", func(t T, p sandbox.Provider) {
+	{Name: "a template is copied as files and directories, without what it links to", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must(`mkdir -p ~/tpl/sub/empty /tmp/out ~/dst && cd ~/tpl && echo one > a && chmod 600 a && echo two > sub/b && chmod 755 sub/b && chmod 700 sub
 			ln -s /etc/passwd link; ln -s /tmp/out dirlink; mkfifo pipe; echo secret > /tmp/out/s; ln -s tpl ~/linked; echo old > ~/dst/a`)
@@ -249,7 +249,7 @@ var disk = []Check{
 		refused(t, "copy to outside", m.CopyTree(t.Context(), home, "/home/sprite/tpl", "/tmp/out/x"), guest.ErrOutside)
 		refused(t, "copy into itself", m.CopyTree(t.Context(), home, "/home/sprite/tpl", "/home/sprite/tpl/sub/x"), guest.ErrBadPath)
 	}},
-	{"names of any bytes are listed and read", func(t T, p sandbox.Provider) {
+	{Name: "names of any bytes are listed and read", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		names := []string{"with space", "quote\"'", "back\\slash", "new\nline", "tab\t", "-rf", "漢字", "🐐"}
 		for i, n := range names {
@@ -264,7 +264,7 @@ var disk = []Check{
 			t.Errorf("list: %d %v", len(entries), err)
 		}
 	}},
-	{"the certificate bundle can be written before anything runs, and nothing else as root", func(t T, p sandbox.Provider) {
+	{Name: "the certificate bundle can be written before anything runs, and nothing else as root", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		if err := m.WriteRootFile(t.Context(), guest.CABundle, []byte("PEM\n"), 0o644); err != nil {
 			t.Fatalf("write: %v", err)

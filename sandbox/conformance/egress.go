@@ -52,7 +52,7 @@ func tcp(host string, port int, script string) []string {
 }
 
 var egress = []Check{
-	{"connections inside arrive at the egress process, each saying where it was made", func(t T, p sandbox.Provider) {
+	{Name: "connections inside arrive at the egress process, each saying where it was made", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		serveEgress(t, dial(t, p, m.id, guest.RoleEgress), func(conn net.Conn, r guest.EgressRequest) {
 			fmt.Fprintf(conn, "you reached %s", r.Listener)
@@ -67,7 +67,7 @@ var egress = []Check{
 			}
 		}
 	}},
-	{"half-closes and resets pass through in both directions", func(t T, p sandbox.Provider) {
+	{Name: "half-closes and resets pass through in both directions", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		got := make(chan string, 1)
 		broken := make(chan error, 1)
@@ -109,7 +109,7 @@ var egress = []Check{
 			t.Errorf("writing to a program that is gone goes on")
 		}
 	}},
-	{"without an egress process a connection waits, then gets a readable refusal", func(t T, p sandbox.Provider) {
+	{Name: "without an egress process a connection waits, then gets a readable refusal", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		began := time.Now()
 		r := m.exec(guest.Exec{Argv: tcp("127.0.0.1", 3128, "printf 'GET / HTTP/1.1\\r\\n\\r\\n' >&3; cat <&3")})
@@ -120,7 +120,7 @@ var egress = []Check{
 			t.Errorf("it took %s", d)
 		}
 	}},
-	{"an egress process that comes back takes the connections that waited; the newest wins", func(t T, p sandbox.Provider) {
+	{Name: "an egress process that comes back takes the connections that waited; the newest wins", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		says := func(what string) *guest.Client {
 			c := dial(t, p, m.id, guest.RoleEgress)
@@ -151,7 +151,7 @@ var egress = []Check{
 			t.Errorf("after the end of the first: %q", r.out)
 		}
 	}},
-	{"the machine's managoat calls the server as its conversation", func(t T, p sandbox.Provider) {
+	{Name: "the machine's managoat calls the server as its conversation", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		serveEgress(t, dial(t, p, m.id, guest.RoleEgress), func(conn net.Conn, r guest.EgressRequest) {
 			req, err := http.ReadRequest(bufio.NewReader(conn))
@@ -181,7 +181,7 @@ var egress = []Check{
 			t.Errorf("an unknown command: %q %q %+v", r.out, r.err, r.Exit)
 		}
 	}},
-	{"an egress process may do nothing but egress", func(t T, p sandbox.Provider) {
+	{Name: "an egress process may do nothing but egress", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		c := dial(t, p, m.id, guest.RoleEgress)
 		err := c.Start(t.Context(), guest.Exec{ID: ids(), Argv: []string{"true"}})
@@ -193,7 +193,7 @@ var egress = []Check{
 			t.Errorf("it could read files")
 		}
 	}},
-	{"two hundred tunnels at once carry their bytes", func(t T, p sandbox.Provider) {
+	{Name: "two hundred tunnels at once carry their bytes", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		serveEgress(t, dial(t, p, m.id, guest.RoleEgress), func(conn net.Conn, r guest.EgressRequest) {
 			io.Copy(conn, conn)

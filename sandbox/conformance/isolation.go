@@ -25,7 +25,7 @@ func (m *machine) probed(u guest.User) map[string]string {
 }
 
 var isolation = []Check{
-	{"what reaches for the kernel, the guest or the hypervisor is refused", func(t T, p sandbox.Provider) {
+	{Name: "what reaches for the kernel, the guest or the hypervisor is refused", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		for _, u := range m.users() {
 			results := m.probed(u)
@@ -68,7 +68,7 @@ var isolation = []Check{
 		}
 		m.must("true") // it is still there
 	}},
-	{"an agent's processes have no capability, no way to new privileges, and a filter", func(t T, p sandbox.Provider) {
+	{Name: "an agent's processes have no capability, no way to new privileges, and a filter", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		for _, u := range m.users() {
 			status := make(map[string]string)
@@ -95,7 +95,7 @@ var isolation = []Check{
 			t.Errorf("an agent can allow itself user namespaces")
 		}
 	}},
-	{"nothing of the host shows", func(t T, p sandbox.Provider) {
+	{Name: "nothing of the host shows", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		for _, u := range m.users() {
 			if r := m.exec(guest.Exec{User: u, Argv: []string{"cat", "/proc/cmdline"}}); r.out != "" {
@@ -130,7 +130,7 @@ var isolation = []Check{
 			}
 		}
 	}},
-	{"machines see nothing of each other", func(t T, p sandbox.Provider) {
+	{Name: "machines see nothing of each other", Full: true, Run: func(t T, p sandbox.Provider) {
 		a, b := start(t, p), start(t, p)
 		a.must("echo secret > /tmp/secret; echo secret > ~/secret")
 		a.begin(guest.Exec{Argv: []string{"sleep", "3331"}})
@@ -148,7 +148,7 @@ var isolation = []Check{
 			t.Errorf("another machine's listener can be reached")
 		}
 	}},
-	{"a machine reaches no network", func(t T, p sandbox.Provider) {
+	{Name: "a machine reaches no network", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -172,7 +172,7 @@ var isolation = []Check{
 			}
 		}
 	}},
-	{"machine root may do what packages need, in its machine", func(t T, p sandbox.Provider) {
+	{Name: "machine root may do what packages need, in its machine", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		if !m.caps.Root {
 			err := m.Start(t.Context(), guest.Exec{ID: ids(), User: guest.Root, Argv: []string{"true"}})
@@ -200,7 +200,7 @@ var isolation = []Check{
 		}
 		equal(t, "after a stop", wake(t, p, m.id).must("stat -c '%u %g %a' /usr/local/bin/suid; stat -c %U /opt/mine"), "33 42 4755\nsprite\n")
 	}},
-	{"root that rearranges its machine harms its machine alone", func(t T, p sandbox.Provider) {
+	{Name: "root that rearranges its machine harms its machine alone", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		if !m.caps.Root {
 			return

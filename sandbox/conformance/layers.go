@@ -96,7 +96,7 @@ ls -A /etc/skel; ls /etc/debian_version /etc/os-release 2>/dev/null | wc -l`
 const left = `ls /home/sprite/.env /root/.env /tmp/left /var/tmp/left /run/left 2>/dev/null || true`
 
 var layers = []Check{
-	{"what was installed in one machine is there in the next, and nothing else of it", func(t T, p sandbox.Provider) {
+	{Name: "what was installed in one machine is there in the next, and nothing else of it", Run: func(t T, p sandbox.Provider) {
 		l, tenant := layersOf(t, p)
 		if l == nil {
 			return
@@ -130,7 +130,7 @@ var layers = []Check{
 		_, err = l.Snapshot(t.Context(), second.id)
 		class(t, "snapshot of a machine on a layer", err, sandbox.Invalid)
 	}},
-	{"a layer is for its account alone, and stays while a machine stands on it", func(t T, p sandbox.Provider) {
+	{Name: "a layer is for its account alone, and stays while a machine stands on it", Run: func(t T, p sandbox.Provider) {
 		l, tenant := layersOf(t, p)
 		if l == nil {
 			return

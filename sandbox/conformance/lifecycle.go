@@ -21,7 +21,7 @@ func class(t T, what string, err error, want sandbox.Class) {
 }
 
 var lifecycle = []Check{
-	{"a second create of the same name adopts and never makes two", func(t T, p sandbox.Provider) {
+	{Name: "a second create of the same name adopts and never makes two", Run: func(t T, p sandbox.Provider) {
 		name := newName()
 		labels := map[string]string{sandbox.LabelMachine: name}
 		id := create(t, p, func(s *sandbox.Spec) { s.Name, s.Labels = name, labels })
@@ -39,7 +39,7 @@ var lifecycle = []Check{
 			t.Errorf("list: %v %v, want one", list, err)
 		}
 	}},
-	{"names that could reach outside are refused", func(t T, p sandbox.Provider) {
+	{Name: "names that could reach outside are refused", Run: func(t T, p sandbox.Provider) {
 		for _, name := range []string{"", "..", "a/b", "A", "a b", strings.Repeat("a", 64)} {
 			_, err := p.Create(t.Context(), sandbox.Spec{Name: name, Hostname: "box"})
 			class(t, fmt.Sprintf("create %q", name), err, sandbox.Invalid)
@@ -49,7 +49,7 @@ var lifecycle = []Check{
 			}
 		}
 	}},
-	{"what does not exist is not_found, and destroying it is success", func(t T, p sandbox.Provider) {
+	{Name: "what does not exist is not_found, and destroying it is success", Run: func(t T, p sandbox.Provider) {
 		id := newName()
 		_, err := p.Inspect(t.Context(), id)
 		class(t, "inspect", err, sandbox.NotFound)
@@ -71,7 +71,7 @@ var lifecycle = []Check{
 		_, err = p.Inspect(t.Context(), gone)
 		class(t, "inspect after destroy", err, sandbox.NotFound)
 	}},
-	{"state is what the provider sees, start and stop are idempotent", func(t T, p sandbox.Provider) {
+	{Name: "state is what the provider sees, start and stop are idempotent", Run: func(t T, p sandbox.Provider) {
 		id := create(t, p)
 		state := func(want sandbox.State) {
 			t.Helper()
@@ -101,7 +101,7 @@ var lifecycle = []Check{
 			t.Errorf("the guest of a new start says it is the old one")
 		}
 	}},
-	{"two starts at once make one machine", func(t T, p sandbox.Provider) {
+	{Name: "two starts at once make one machine", Run: func(t T, p sandbox.Provider) {
 		id := create(t, p)
 		errs := make(chan error)
 		for range 4 {
@@ -115,7 +115,7 @@ var lifecycle = []Check{
 		m := wake(t, p, id)
 		equal(t, "processes", strings.TrimSpace(m.must("echo alive")), "alive")
 	}},
-	{"list finds by label and nothing else", func(t T, p sandbox.Provider) {
+	{Name: "list finds by label and nothing else", Run: func(t T, p sandbox.Provider) {
 		tenant, other := newName(), newName()
 		labels := func(tenant, epoch string) func(*sandbox.Spec) {
 			return func(s *sandbox.Spec) {
@@ -147,7 +147,7 @@ var lifecycle = []Check{
 			t.Errorf("list of everything lacks some: %v", all)
 		}
 	}},
-	{"files survive five stops, wherever a runtime keeps them", func(t T, p sandbox.Provider) {
+	{Name: "files survive five stops, wherever a runtime keeps them", Run: func(t T, p sandbox.Provider) {
 		id := create(t, p)
 		places := []string{"/home/sprite/kept", "/tmp/gemini-workspace/kept", "/var/tmp/kept"}
 		for i := range 5 {
@@ -166,7 +166,7 @@ var lifecycle = []Check{
 			}
 		}
 	}},
-	{"stop ends every process, detached ones too", func(t T, p sandbox.Provider) {
+	{Name: "stop ends every process, detached ones too", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("setsid sleep 9999 >/dev/null 2>&1 & sleep 0.1; touch /tmp/mark")
 		m.begin(guest.Exec{Argv: []string{"sleep", "9999"}})
@@ -179,7 +179,7 @@ var lifecycle = []Check{
 			t.Errorf("processes outlived the stop: %s", out)
 		}
 	}},
-	{"stats tell what is used", func(t T, p sandbox.Provider) {
+	{Name: "stats tell what is used", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		m.must("head -c 3000000 /dev/zero > ~/three")
 		eventually(t, "stats", func() bool {

@@ -10,7 +10,7 @@ import (
 )
 
 var limits = []Check{
-	{"memory over the limit ends the command, says so, and leaves the machine alive", func(t T, p sandbox.Provider) {
+	{Name: "memory over the limit ends the command, says so, and leaves the machine alive", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p, func(s *sandbox.Spec) { s.Limits.MemoryBytes = 128 << 20 })
 		if !m.caps.MemoryLimit {
 			return
@@ -31,7 +31,7 @@ var limits = []Check{
 			t.Errorf("a killed child: %+v", r.Exit)
 		}
 	}},
-	{"a fork bomb stays within its limit, the guest answers, and a kill ends it", func(t T, p sandbox.Provider) {
+	{Name: "a fork bomb stays within its limit, the guest answers, and a kill ends it", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p, func(s *sandbox.Spec) { s.Limits.Pids = 128 })
 		if !m.caps.PidsLimit {
 			return
@@ -63,7 +63,7 @@ var limits = []Check{
 		})
 		m.must("true")
 	}},
-	{"a machine that spins does not get more than its share", func(t T, p sandbox.Provider) {
+	{Name: "a machine that spins does not get more than its share", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p, func(s *sandbox.Spec) { s.Limits.CPUs = 0.25 })
 		if !m.caps.CPULimit {
 			return
@@ -74,7 +74,7 @@ var limits = []Check{
 			t.Errorf("%s of CPU in %s: %v", s.CPUTime, r.Duration, err)
 		}
 	}},
-	{"a full disk freezes the machine and is named, and it can be freed", func(t T, p sandbox.Provider) {
+	{Name: "a full disk freezes the machine and is named, and it can be freed", Run: func(t T, p sandbox.Provider) {
 		const limit = 50 << 20
 		m := start(t, p, func(s *sandbox.Spec) { s.Limits.DiskBytes = limit })
 		if !m.caps.DiskLimit {

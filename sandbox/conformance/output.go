@@ -12,7 +12,7 @@ import (
 )
 
 var output = []Check{
-	{"streams come apart and in the order they were printed", func(t T, p sandbox.Provider) {
+	{Name: "streams come apart and in the order they were printed", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		id := m.begin(guest.Exec{Argv: []string{"sh", "-c", "for i in 1 2 3; do echo out$i; sleep 0.05; echo err$i >&2; sleep 0.05; done"}})
 		var seen []string
@@ -36,7 +36,7 @@ var output = []Check{
 			t.Errorf("exit counts %d and %d bytes", exit.StdoutBytes, exit.StderrBytes)
 		}
 	}},
-	{"a log of 100 MB keeps its head and its END and counts the rest", func(t T, p sandbox.Provider) {
+	{Name: "a log of 100 MB keeps its head and its END and counts the rest", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		r := m.sh("echo BEGIN; head -c 100000000 /dev/zero | tr '\\0' x; echo END")
 		if !strings.HasPrefix(r.out, "BEGIN\n") || !strings.HasSuffix(r.out, "xEND\n") {
@@ -69,7 +69,7 @@ var output = []Check{
 			t.Errorf("%d bytes kept, %d dropped with a bound of 65536", got, dropped)
 		}
 	}},
-	{"100 MB of protocol arrive whole, through a spool of a few", func(t T, p sandbox.Provider) {
+	{Name: "100 MB of protocol arrive whole, through a spool of a few", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		id := m.begin(guest.Exec{Argv: []string{"sh", "-c", "head -c 100000000 /dev/zero; echo END"}, Spool: guest.SpoolProtocol, SpoolBytes: 1 << 20})
 		var got, acked int64
@@ -91,7 +91,7 @@ var output = []Check{
 			t.Errorf("%d bytes, last %q, %+v, %v", got, last, exit, err)
 		}
 	}},
-	{"a protocol spool holds its command at the bound until somebody acknowledges", func(t T, p sandbox.Provider) {
+	{Name: "a protocol spool holds its command at the bound until somebody acknowledges", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		id := m.begin(guest.Exec{Argv: []string{"sh", "-c", "head -c 3000000 /dev/zero; touch /tmp/printed"}, Spool: guest.SpoolProtocol, SpoolBytes: 1 << 20})
 		var got int64
@@ -120,7 +120,7 @@ var output = []Check{
 			t.Errorf("%d bytes, %+v, %v", again, exit, err)
 		}
 	}},
-	{"bytes come through as they are", func(t T, p sandbox.Provider) {
+	{Name: "bytes come through as they are", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		want := make([]byte, 200_000)
 		for i := range want {
@@ -134,13 +134,13 @@ var output = []Check{
 			t.Errorf("%d and %d bytes came, not those that were printed", len(r.out), len(r.err))
 		}
 	}},
-	{"a character that is printed in two halves keeps both", func(t T, p sandbox.Provider) {
+	{Name: "a character that is printed in two halves keeps both", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		if r := m.sh(`printf '\342'; sleep 0.05; printf '\200\224'`); r.out != "—" {
 			t.Errorf("got %q", r.out)
 		}
 	}},
-	{"the first byte does not wait for the second", func(t T, p sandbox.Provider) {
+	{Name: "the first byte does not wait for the second", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		id := m.begin(guest.Exec{Argv: []string{"sh", "-c", "printf x; sleep 9997"}})
 		seen := errors.New("seen")
@@ -152,7 +152,7 @@ var output = []Check{
 			t.Errorf("the first byte took %s", d)
 		}
 	}},
-	{"the full output lies in a file of the machine, up to its bound", func(t T, p sandbox.Provider) {
+	{Name: "the full output lies in a file of the machine, up to its bound", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		log := guest.Home + "/.managoat/logs/c/1.log"
 		r := m.exec(guest.Exec{Argv: []string{"sh", "-c", "seq 1 100000; echo END"}, SpoolBytes: 4096, LogPath: log})

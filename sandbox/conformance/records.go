@@ -36,7 +36,7 @@ func (m *machine) recorded(e guest.Exec, want int) (result, []guest.Record) {
 }
 
 var records = []Check{
-	{"the recording shell changes nothing and tells everything", func(t T, p sandbox.Provider) {
+	{Name: "the recording shell changes nothing and tells everything", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		for _, c := range []struct{ name, script string }{
 			{"streams and code", "echo out; echo err >&2; exit 3"},
@@ -69,7 +69,7 @@ var records = []Check{
 			}
 		}
 	}},
-	{"files, terminals and shared pipes are recorded as they are used", func(t T, p sandbox.Provider) {
+	{Name: "files, terminals and shared pipes are recorded as they are used", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		script := "echo out; echo err >&2; exit 3"
 		r, records := m.recorded(guest.Exec{Argv: []string{"sh", "-c", "echo old > /tmp/f; " + guest.Shell + " -c '" + script + "' >> /tmp/f 2>&1; echo $?; cat /tmp/f"}}, 1)
@@ -90,7 +90,7 @@ var records = []Check{
 			t.Errorf("a terminal: %+v", records[0])
 		}
 	}},
-	{"a background job holds neither the shell nor its record, and its output still arrives", func(t T, p sandbox.Provider) {
+	{Name: "a background job holds neither the shell nor its record, and its output still arrives", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		r, records := m.recorded(guest.Exec{Argv: []string{"bash", "-c", `t0=$(date +%s%N)
 			{ $SHELL -c '(sleep 2; echo late) & echo now'; date +%s%N > /tmp/end; } | cat
@@ -103,7 +103,7 @@ var records = []Check{
 			t.Errorf("recorded %+v", records[0])
 		}
 	}},
-	{"a recorder that is killed leaves a record that says so", func(t T, p sandbox.Provider) {
+	{Name: "a recorder that is killed leaves a record that says so", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		_, records := m.recorded(guest.Exec{Argv: []string{"bash", "-c", guest.Shell + " -c 'sleep 9994' & until pgrep -xf 'sleep 9994' >/dev/null; do sleep 0.05; done; kill -9 $!; wait $!; true"}}, 1)
 		if len(records) == 1 && (!records[0].Lost || records[0].Code != -1 || records[0].Argv[2] != "sleep 9994" || records[0].Duration <= 0) {
@@ -111,7 +111,7 @@ var records = []Check{
 		}
 		eventually(t, "its command ends", func() bool { return m.running("sleep 9994") == 0 })
 	}},
-	{"without a tag the recording shell is the real one", func(t T, p sandbox.Provider) {
+	{Name: "without a tag the recording shell is the real one", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		equal(t, "shell", m.must(guest.Shell+" -c 'readlink /proc/$$/exe; true'"), m.must("bash -c 'readlink /proc/$$/exe; true'"))
 		equal(t, "account's shell", m.must("getent passwd sprite | cut -d: -f7"), guest.Shell+"\n")

@@ -15,7 +15,7 @@ func (m *machine) setup(script string) result {
 }
 
 var sudoChecks = []Check{
-	{"sudo works in a setup and nowhere else", func(t T, p sandbox.Provider) {
+	{Name: "sudo works in a setup and nowhere else", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		if !m.caps.Root {
 			if r := m.setup("sudo id -u"); r.Code == 0 || !strings.Contains(r.err, "sudo") {
@@ -61,7 +61,7 @@ var sudoChecks = []Check{
 			t.Errorf("sudo of an agent that pretends: %q %q %+v", r.out, r.err, r.Exit)
 		}
 	}},
-	{"what sudo runs ends with the setup that asked for it", func(t T, p sandbox.Provider) {
+	{Name: "what sudo runs ends with the setup that asked for it", Full: true, Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		if !m.caps.Root {
 			return

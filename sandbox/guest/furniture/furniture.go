@@ -159,6 +159,9 @@ func account(name, line string) error {
 		return nil
 	}
 	mode := fs.FileMode(0o644)
+	if name == "/etc/shadow" {
+		mode = 0o640
+	}
 	if st, err := os.Stat(name); err == nil {
 		mode = st.Mode().Perm()
 	}
