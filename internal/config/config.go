@@ -248,7 +248,7 @@ func (c *Config) Host() string {
 	if err != nil {
 		return ""
 	}
-	return strings.ToLower(u.Hostname())
+	return u.Hostname()
 }
 
 // TLS tells whether the server speaks https itself.
@@ -380,17 +380,21 @@ func certificate(c *Config) error {
 }
 
 func domains(c *Config) error {
-	for _, d := range c.ACMEDomains {
-		// The authority asks under the name, so it must be one that the world knows.
-		if ascii, err := idna.Lookup.ToASCII(d); err != nil || !strings.Contains(ascii, ".") || net.ParseIP(d) != nil {
-			return fmt.Errorf("%q is not a name such as managoat.example.com", d)
-		}
-	}
 	if len(c.ACMEDomains) == 0 {
 		return nil
 	}
-	if host := c.Host(); host != "" && !slices.Contains(c.ACMEDomains, host) {
-		return fmt.Errorf("the public URL's host %s must be among them", host)
+	host, _ := idna.Lookup.ToASCII(c.Host())
+	named := host == "" // a URL that is none is refused as one
+	for _, d := range c.ACMEDomains {
+		// The authority asks under the name, so it must be one that the world knows.
+		name, err := idna.Lookup.ToASCII(d)
+		if err != nil || !strings.Contains(name, ".") || net.ParseIP(d) != nil {
+			return fmt.Errorf("%q is not a name such as managoat.example.com", d)
+		}
+		named = named || name == host
+	}
+	if !named {
+		return fmt.Errorf("the public URL's host %s must be among them", c.Host())
 	}
 	return nil
 }

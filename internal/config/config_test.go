@@ -101,6 +101,7 @@ func TestHTTPSThatCannotWorkIsRefusedWithWhatItNeeds(t *testing.T) {
 		{[]string{"--tls-cert", file, "--tls-key", file}, "--url (MANAGOAT_URL): must be the https URL"},
 		{[]string{"--url=http://goat.example.com", "--acme-domains", "goat.example.com"}, "--url (MANAGOAT_URL): must be the https URL"},
 		{[]string{home, "--acme-domains", "goat.example.com,other.example.com", "--acme-contact", "ops@example.com", "--http-listen", ":80"}, ""},
+		{[]string{"--url=https://BÜCHER.example.com", "--acme-domains", "xn--bcher-kva.Example.com"}, ""},
 		{[]string{home, "--acme-domains", "other.example.com"}, "host goat.example.com must be among them"},
 		{[]string{home, "--acme-domains", "*.example.com"}, `"*.example.com" is not a name`},
 		{[]string{home, "--acme-domains", "10.0.0.1"}, `"10.0.0.1" is not a name`},
