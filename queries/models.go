@@ -313,6 +313,16 @@ type Quota struct {
 	PromptCount      int32
 }
 
+type RetiredSecret struct {
+	TenantID      uuid.UUID
+	SecretID      uuid.UUID
+	RetiredAt     time.Time
+	EnvironmentID *uuid.UUID
+	VaultID       *uuid.UUID
+	Sealed        []byte
+	KeyVersion    int32
+}
+
 type Secret struct {
 	TenantID      uuid.UUID
 	ID            uuid.UUID

@@ -12,6 +12,35 @@ import (
 	"github.com/google/uuid"
 )
 
+const boundRetiredSecrets = `-- name: BoundRetiredSecrets :exec
+with aged as (
+    select secret_id, retired_at, row_number() over newest as place, sum(octet_length(sealed)) over newest as bytes from retired_secrets o
+    where o.tenant_id = app_tenant()
+      and o.environment_id is not distinct from $3 and o.vault_id is not distinct from $4
+    window newest as (order by retired_at desc))
+delete from retired_secrets r using aged a
+where r.tenant_id = app_tenant() and r.secret_id = a.secret_id and r.retired_at = a.retired_at
+  and (a.place > $1::int or a.bytes > $2::bigint)
+`
+
+type BoundRetiredSecretsParams struct {
+	AtMost        int32
+	AtMostBytes   int64
+	EnvironmentID *uuid.UUID
+	VaultID       *uuid.UUID
+}
+
+// Forgets the oldest of a parent, past a number of them or of bytes.
+func (q *Queries) BoundRetiredSecrets(ctx context.Context, arg BoundRetiredSecretsParams) error {
+	_, err := q.db.Exec(ctx, boundRetiredSecrets,
+		arg.AtMost,
+		arg.AtMostBytes,
+		arg.EnvironmentID,
+		arg.VaultID,
+	)
+	return err
+}
+
 const countSecrets = `-- name: CountSecrets :one
 select count(*) from secrets
 where tenant_id = app_tenant()
@@ -26,28 +55,14 @@ func (q *Queries) CountSecrets(ctx context.Context, environmentID *uuid.UUID, va
 }
 
 const deleteSecret = `-- name: DeleteSecret :one
-delete from secrets
-where tenant_id = app_tenant() and (id::text = $1::text or key = $1)
-  and environment_id is not distinct from $2 and vault_id is not distinct from $3
-returning id, key
+delete from secrets where tenant_id = app_tenant() and id = $1 returning key
 `
 
-type DeleteSecretParams struct {
-	IDOrKey       string
-	EnvironmentID *uuid.UUID
-	VaultID       *uuid.UUID
-}
-
-type DeleteSecretRow struct {
-	ID  uuid.UUID
-	Key string
-}
-
-func (q *Queries) DeleteSecret(ctx context.Context, arg DeleteSecretParams) (DeleteSecretRow, error) {
-	row := q.db.QueryRow(ctx, deleteSecret, arg.IDOrKey, arg.EnvironmentID, arg.VaultID)
-	var i DeleteSecretRow
-	err := row.Scan(&i.ID, &i.Key)
-	return i, err
+func (q *Queries) DeleteSecret(ctx context.Context, id uuid.UUID) (string, error) {
+	row := q.db.QueryRow(ctx, deleteSecret, id)
+	var key string
+	err := row.Scan(&key)
+	return key, err
 }
 
 const deleteSecretsOf = `-- name: DeleteSecretsOf :exec
@@ -58,6 +73,21 @@ where tenant_id = app_tenant()
 
 func (q *Queries) DeleteSecretsOf(ctx context.Context, environmentID *uuid.UUID, vaultID *uuid.UUID) error {
 	_, err := q.db.Exec(ctx, deleteSecretsOf, environmentID, vaultID)
+	return err
+}
+
+const dropRetiredSecrets = `-- name: DropRetiredSecrets :exec
+delete from retired_secrets r
+where r.tenant_id = app_tenant() and (r.environment_id = $1 or r.vault_id = $2)
+  and not exists (
+    select from workspaces w join machines m on m.tenant_id = w.tenant_id and m.id = w.machine_id
+    where w.tenant_id = r.tenant_id and w.status <> 'deleted' and (w.environment_id = r.environment_id or w.vault_id = r.vault_id)
+      and m.created_at < r.retired_at + interval '1 minute')
+`
+
+// Forgets what no machine holds any more: those that there are now were made since, by more than a change of a secret takes.
+func (q *Queries) DropRetiredSecrets(ctx context.Context, environmentID *uuid.UUID, vaultID *uuid.UUID) error {
+	_, err := q.db.Exec(ctx, dropRetiredSecrets, environmentID, vaultID)
 	return err
 }
 
@@ -135,23 +165,80 @@ func (q *Queries) PutSecret(ctx context.Context, arg PutSecretParams) (PutSecret
 	return i, err
 }
 
-const secretID = `-- name: SecretID :one
-select id from secrets
-where tenant_id = app_tenant() and key = $1
+const retireSecret = `-- name: RetireSecret :exec
+insert into retired_secrets (tenant_id, secret_id, environment_id, vault_id, sealed, key_version)
+select s.tenant_id, s.id, s.environment_id, s.vault_id, s.sealed, s.key_version from secrets s
+where s.tenant_id = app_tenant() and s.id = $1 and exists (
+    select from workspaces w
+    where w.tenant_id = s.tenant_id and w.status <> 'deleted' and (w.environment_id = s.environment_id or w.vault_id = s.vault_id))
+`
+
+// Keeps the value that a secret has now, if there is a workspace whose machine may hold it.
+func (q *Queries) RetireSecret(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, retireSecret, id)
+	return err
+}
+
+const secret = `-- name: Secret :one
+select id, sealed, key_version from secrets
+where tenant_id = app_tenant() and (id::text = $1::text or key = $1)
   and environment_id is not distinct from $2 and vault_id is not distinct from $3
 `
 
-type SecretIDParams struct {
-	Key           string
+type SecretParams struct {
+	IDOrKey       string
 	EnvironmentID *uuid.UUID
 	VaultID       *uuid.UUID
 }
 
-func (q *Queries) SecretID(ctx context.Context, arg SecretIDParams) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, secretID, arg.Key, arg.EnvironmentID, arg.VaultID)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
+type SecretRow struct {
+	ID         uuid.UUID
+	Sealed     []byte
+	KeyVersion int32
+}
+
+func (q *Queries) Secret(ctx context.Context, arg SecretParams) (SecretRow, error) {
+	row := q.db.QueryRow(ctx, secret, arg.IDOrKey, arg.EnvironmentID, arg.VaultID)
+	var i SecretRow
+	err := row.Scan(&i.ID, &i.Sealed, &i.KeyVersion)
+	return i, err
+}
+
+const secretMasks = `-- name: SecretMasks :many
+select id, sealed, key_version from secrets s
+where s.tenant_id = app_tenant()
+  and s.environment_id is not distinct from $1 and s.vault_id is not distinct from $2
+union all
+select secret_id, sealed, key_version from retired_secrets r
+where r.tenant_id = app_tenant()
+  and r.environment_id is not distinct from $1 and r.vault_id is not distinct from $2
+`
+
+type SecretMasksRow struct {
+	ID         uuid.UUID
+	Sealed     []byte
+	KeyVersion int32
+}
+
+// Every value there is of a parent's secrets, those that were replaced or deleted too.
+func (q *Queries) SecretMasks(ctx context.Context, environmentID *uuid.UUID, vaultID *uuid.UUID) ([]SecretMasksRow, error) {
+	rows, err := q.db.Query(ctx, secretMasks, environmentID, vaultID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []SecretMasksRow{}
+	for rows.Next() {
+		var i SecretMasksRow
+		if err := rows.Scan(&i.ID, &i.Sealed, &i.KeyVersion); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const secrets = `-- name: Secrets :many

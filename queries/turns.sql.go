@@ -1234,6 +1234,70 @@ func (q *Queries) TurnsOnMachine(ctx context.Context, workspaceID uuid.UUID) ([]
 	return items, nil
 }
 
+const unbegunTurns = `-- name: UnbegunTurns :many
+select tenant_id, id, conversation_id, turn_number, prompt, asked_by, images, status, stop_reason, reason, waiting, waiting_for, waiting_since, error, exit_code, client_request_id, origin, attempts, model, source, credential_id, usage, tool_call_count, interrupt_asked, prompt_sent_at, first_token_at, started_at, ended_at, inserted_at from turns
+where tenant_id = app_tenant() and conversation_id = $1 and turn_number > $2 and started_at is null
+  and status = 'interrupted' and reason <> $3
+order by turn_number
+`
+
+type UnbegunTurnsParams struct {
+	ConversationID uuid.UUID
+	After          int32
+	But            string
+}
+
+// Turns after one that ended before they began, but for a reason.
+func (q *Queries) UnbegunTurns(ctx context.Context, arg UnbegunTurnsParams) ([]Turn, error) {
+	rows, err := q.db.Query(ctx, unbegunTurns, arg.ConversationID, arg.After, arg.But)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []Turn{}
+	for rows.Next() {
+		var i Turn
+		if err := rows.Scan(
+			&i.TenantID,
+			&i.ID,
+			&i.ConversationID,
+			&i.TurnNumber,
+			&i.Prompt,
+			&i.AskedBy,
+			&i.Images,
+			&i.Status,
+			&i.StopReason,
+			&i.Reason,
+			&i.Waiting,
+			&i.WaitingFor,
+			&i.WaitingSince,
+			&i.Error,
+			&i.ExitCode,
+			&i.ClientRequestID,
+			&i.Origin,
+			&i.Attempts,
+			&i.Model,
+			&i.Source,
+			&i.CredentialID,
+			&i.Usage,
+			&i.ToolCallCount,
+			&i.InterruptAsked,
+			&i.PromptSentAt,
+			&i.FirstTokenAt,
+			&i.StartedAt,
+			&i.EndedAt,
+			&i.InsertedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const usageOfConversations = `-- name: UsageOfConversations :many
 select conversation_id, sum(input_tokens)::bigint as input, sum(output_tokens)::bigint as output,
     sum(cache_read_tokens)::bigint as cache_read, sum(cache_write_tokens)::bigint as cache_write, sum(cost_micros)::bigint as cost_micros

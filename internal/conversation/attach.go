@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -107,18 +108,18 @@ func (t *turn) here(ctx context.Context) (*process, error) {
 	return p, nil
 }
 
-// remask teaches the process's masks the workspace's secrets as they are now, beside what it knew. It waits for the database.
-// One that does not open has never been on a machine.
+// remask teaches the process's masks the workspace's as they are now, beside what it knew. It waits for the database.
+// A value that does not open has never been on a machine.
 func (p *process) remask(ctx context.Context) {
 	var now []secret.Value
 	err := p.s.persist(ctx, func() (err error) {
-		now, err = p.s.o.Workspaces.Secrets(ctx, p.tenant, p.workspace)
+		now, err = p.s.o.Workspaces.Masks(ctx, p.tenant, p.workspace)
 		return err
 	})
 	if err == nil {
 		p.redactor.Set(now)
 	} else if ctx.Err() == nil {
-		p.s.log.Warn("read a workspace's secrets", "conversation", p.id, "error", err)
+		p.s.log.Warn("read what to mask of a workspace", "conversation", p.id, "error", err)
 	}
 }
 
@@ -268,14 +269,14 @@ func (t *turn) process(ctx context.Context, up *workspace.Up, a adapter, bound *
 	if err != nil {
 		return nil, err
 	}
-	masked := keys
+	masked := slices.Concat(up.Masks, keys)
 	l := t.basics()
 	if bound != nil {
 		masked = append(masked, bound.Key)
 		l.Provider, l.Token = bound.Provider, keys[0].Reveal()
 	}
 	p := &process{tenant: t.c.TenantID, id: t.c.ID, workspace: t.c.WorkspaceID, cwd: t.c.Cwd, runtime: t.runtime, launch: l, session: t.c.RuntimeSessionID,
-		caps: sdk.PromptCapabilities{Image: a.Images}, redactor: redactorOf(up.Secrets, masked...)}
+		caps: sdk.PromptCapabilities{Image: a.Images}, redactor: transcript.NewRedactor(masked...)}
 	p.gate = transcript.NewGate(p.redactor)
 	p.env = t.environment(up, a, l, keys)
 	return p, nil

@@ -92,12 +92,40 @@ func interruptible(ctx context.Context, tx db.Tx, id uuid.UUID, turnID *uuid.UUI
 	return queries.Turn{}, refusal.New(refusal.NoTurnRunning, "Turn %d has ended: it is %s.", t.TurnNumber, t.Status)
 }
 
-// withdraw ends a turn that waits. It was never shown to the agent, nor in the transcript.
+// withdraw ends a turn that waits. The agent was never shown it.
 func (s *Service) withdraw(ctx context.Context, tx db.Tx, id uuid.UUID, reason string) (queries.Turn, error) {
 	if _, err := tx.CancelTurnOperation(ctx, id); err != nil {
 		return queries.Turn{}, err
 	}
 	return tx.EndTurn(ctx, queries.EndTurnParams{ID: id, Status: Interrupted, Reason: reason, Usage: json.RawMessage("{}")})
+}
+
+// endTurns ends open turns of a locked conversation, in their order: one that runs is asked to, and those that wait are
+// withdrawn. What was asked in those is shown, in the order of turns: behind the end of the one that runs (settle), if there
+// is one.
+func (s *Service) endTurns(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, turns []workspace.OpenTurn, reason string) (running bool, err error) {
+	var rows []transcript.Row
+	for _, t := range turns {
+		if t.Status != Pending {
+			running = true
+			if _, err := tx.AskInterrupt(ctx, reason, t.TurnID); err != nil {
+				return false, fmt.Errorf("interrupt turn %s: %w", t.TurnID, err)
+			}
+			tx.OnCommit(func() { s.ask(tenantID, t.TurnID) })
+			continue
+		}
+		ended, err := s.withdraw(ctx, tx, t.TurnID, reason)
+		if err != nil {
+			return false, fmt.Errorf("withdraw turn %s: %w", t.TurnID, err)
+		}
+		if rows, err = appendUnbegun(rows, ended); err != nil {
+			return false, err
+		}
+	}
+	if running || len(rows) == 0 {
+		return running, nil
+	}
+	return false, s.o.Writer.AppendTx(ctx, tx, tenantID, id, rows...)
 }
 
 // Terminate ends a conversation: its turns, its adapter, its config home. The transcript stays. Ending one that has ended
@@ -151,20 +179,15 @@ func (s *Service) terminate(ctx context.Context, tx db.Tx, actor tenant.Actor, c
 	if err != nil {
 		return err
 	}
-	running := false
-	for _, t := range open {
-		if t.Status == Pending {
-			_, err = s.withdraw(ctx, tx, t.ID, ByTermination)
-		} else {
-			running = true
-			_, err = tx.AskInterrupt(ctx, "", t.ID)
-			tx.OnCommit(func() { s.ask(actor.TenantID, t.ID) })
-		}
-		if err != nil {
-			return err
-		}
+	turns := make([]workspace.OpenTurn, len(open))
+	for i, t := range open {
+		turns[i] = workspace.OpenTurn{TurnID: t.ID, Status: t.Status}
 	}
-	if !running { // else the turn's own end is the transcript's last row
+	running, err := s.endTurns(ctx, tx, c.TenantID, c.ID, turns, ByTermination)
+	if err != nil {
+		return err
+	}
+	if !running { // else the turns' own ends are the transcript's last rows
 		if err := s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, transcript.Row{Type: transcript.Stage, Body: transcript.StageBody{Stage: "terminate", State: "done"}}); err != nil {
 			return err
 		}

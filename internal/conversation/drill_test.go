@@ -1,7 +1,9 @@
 package conversation_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +125,54 @@ func TestASecretIsMaskedAcrossARestartOfTheServer(t *testing.T) {
 	must(t, w.Ended(c, 1), conversation.Completed, "")
 	if said := w.Said(c); said != "one|two|"+secret.Mask+"|end" {
 		t.Errorf("it said %q", said)
+	}
+}
+
+// What a secret was lies in the machine's file of variables and in processes that were started with it: no conversation on the
+// machine shows it, nor after a restart of the server.
+func TestWhatASecretWasStaysMaskedInOldAndNewConversations(t *testing.T) {
+	t.Parallel()
+	w := conversationtest.New(t)
+	env := hides(t, w, nil)
+	ws := w.Workspace(env).ID
+	w.Ready(ws)
+	put := func(value string) {
+		t.Helper()
+		if _, err := w.Environments.PutSecret(t.Context(), w.Owner.Actor, env, environment.SecretInput{Key: "HIDDEN", Value: secretOf(value)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	launch := func() uuid.UUID { return w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: &ws}).ID }
+	const second, third = "the-second-value-of-the-secret", "the-third-value-of-the-secret"
+	put(second)
+	old := launch()
+	must(t, w.Ask(old, "env HIDDEN", "writefile /home/sprite/left "+second), conversation.Completed, "")
+	put(third)
+	fresh := launch()
+	asks := []string{"env HIDDEN", "read /home/sprite/.env", "shell cat ~/.env ~/left", "terminal cat ~/.env ~/left", "raw no message: " + hidden + " " + second}
+	for _, c := range []uuid.UUID{fresh, old} {
+		must(t, w.Ask(c, asks...), conversation.Completed, "")
+	}
+	if err := w.Environments.DeleteSecret(t.Context(), w.Owner.Actor, env, "HIDDEN"); err != nil {
+		t.Fatal(err)
+	}
+	w.Restart()
+	for _, c := range []uuid.UUID{old, fresh, launch()} {
+		must(t, w.Ask(c, asks...), conversation.Completed, "")
+		// What a person writes is shown as it is.
+		rows, err := json.Marshal(slices.DeleteFunc(w.Rows(c), func(r transcript.Stored) bool { return r.Type == transcript.Prompt }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, value := range []string{hidden, second, third} {
+			if strings.Contains(string(rows), value) {
+				t.Errorf("%q is shown: %s", value, rows)
+			}
+		}
+		// By the process's own variable (but in the last), the file, the shell and the terminal.
+		if n := strings.Count(string(rows), secret.Mask); n < 7 {
+			t.Errorf("%d masks: %s", n, rows)
+		}
 	}
 }
 

@@ -434,8 +434,15 @@ func ownMachine(w *conversationtest.World, t *testing.T) {
 	if got := w.InMachine(good.WorkspaceID, "cat ~/.managoat/c/"+good.ID.String()+"/mine"); got != "hi" {
 		t.Errorf("its home has %q", got)
 	}
-	bad := launch(`cd "$MANAGOAT_RUNTIME_TEMPLATE/codex" && sudo install -m 600 /dev/null secret`)
-	must(t, w.Ask(bad.ID, "hello"), conversation.Failed, conversation.CodeRuntimeTemplate)
+	bad := launch(`sleep 1; cd "$MANAGOAT_RUNTIME_TEMPLATE/codex" && sudo install -m 600 /dev/null secret`)
+	w.Prompt(bad.ID, "hello")
+	if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, bad.ID, conversation.PromptInput{Prompt: "later", Queue: true}); err != nil {
+		t.Fatal(err)
+	}
+	must(t, w.Ended(bad.ID, 1), conversation.Failed, conversation.CodeRuntimeTemplate)
+	if got := story(w, bad.ID); got != "1? hello, 1! runtime_template, 1 failed runtime_template, 2? later, 2! runtime_template, 2 failed runtime_template" {
+		t.Errorf("the transcript: %s", got)
+	}
 	v, err := w.Conversations.Get(t.Context(), w.Owner.Actor, bad.ID)
 	if err != nil || v.Status != conversation.Failed || v.Error == nil || v.Error.Code != conversation.CodeRuntimeTemplate || v.Error.Fields["reason"] != "unreadable" {
 		t.Errorf("%+v %v", v, err)

@@ -36,23 +36,20 @@ func (s *Service) OpenTurns(ctx context.Context, q *queries.Queries, workspaceID
 
 // EndTurns ends turns of conversations that are locked: those that wait are withdrawn, those that run asked to end.
 func (s *Service) EndTurns(ctx context.Context, tx db.Tx, tenantID uuid.UUID, turns []workspace.OpenTurn, reason string) error {
-	var told uuid.UUID
-	for _, t := range turns {
-		var err error
-		if t.Status == Pending {
-			_, err = s.withdraw(ctx, tx, t.TurnID, reason)
-		} else {
-			_, err = tx.AskInterrupt(ctx, reason, t.TurnID)
-			tx.OnCommit(func() { s.ask(tenantID, t.TurnID) })
+	var ids []uuid.UUID
+	for len(turns) > 0 {
+		id, n := turns[0].ConversationID, 1
+		for n < len(turns) && turns[n].ConversationID == id {
+			n++
 		}
-		if err != nil {
-			return fmt.Errorf("end turn %s: %w", t.TurnID, err)
+		if _, err := s.endTurns(ctx, tx, tenantID, id, turns[:n], reason); err != nil {
+			return err
 		}
-		if t.ConversationID != told {
-			told = t.ConversationID
-			if err := s.tell(ctx, tx, tenantID, told); err != nil {
-				return err
-			}
+		ids, turns = append(ids, id), turns[n:]
+	}
+	for _, id := range ids { // the account's counter is locked last
+		if err := s.tell(ctx, tx, tenantID, id); err != nil {
+			return err
 		}
 	}
 	return nil

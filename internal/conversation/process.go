@@ -16,7 +16,6 @@ import (
 	"managoat/internal/acp"
 	"managoat/internal/refusal"
 	"managoat/internal/runtime"
-	"managoat/internal/secret"
 	"managoat/internal/transcript"
 	"managoat/queries"
 	"managoat/sandbox/guest"
@@ -333,14 +332,6 @@ func killAdapter(ctx context.Context, g *guest.Client, execID string) error {
 		return fmt.Errorf("forget the adapter: %w", err)
 	}
 	return nil
-}
-
-// secrets of the process are masked in all it says.
-func redactorOf(values map[string]secret.Value, more ...secret.Value) *transcript.Redactor {
-	for _, v := range values {
-		more = append(more, v)
-	}
-	return transcript.NewRedactor(more...)
 }
 
 // stderrLines are the last lines of what the adapter wrote to its standard error, through the gate.

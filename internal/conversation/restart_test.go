@@ -84,6 +84,40 @@ func TestAnInterruptAskedWhileTheServerWasAwayEndsTheTurn(t *testing.T) {
 	must(t, w.Ended(c, 1), conversation.Interrupted, "")
 }
 
+// What a person asked is in the transcript when its turn ends before it began, and nothing of it is shown twice.
+func TestPromptsThatNothingCameOfStayInTheTranscript(t *testing.T) {
+	t.Parallel()
+	w, ws := world(t)
+	launch := func() uuid.UUID { return w.Launch(conversation.CreateInput{AgentID: w.Agent(""), WorkspaceID: ws}).ID }
+	queue := func(c uuid.UUID, text string) {
+		t.Helper()
+		if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: text, Queue: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended, deleted := launch(), launch()
+	w.Pause(func() { // nothing begins
+		queue(ended, "say one")
+		queue(ended, "say two")
+		if _, err := w.Conversations.Terminate(t.Context(), w.Owner.Actor, ended); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := story(w, ended); got != "1? say one, 1 interrupted conversation_terminated, 2? say two, 2 interrupted conversation_terminated, 0 done" {
+		t.Errorf("ended before anything began: %s", got)
+	}
+	w.Prompt(deleted, "say working", "sleep 600000")
+	w.Until("the agent to work", func() bool { return w.Said(deleted) == "working" })
+	queue(deleted, "say never")
+	if err := w.Workspaces.Delete(t.Context(), w.Owner.Actor, *ws); err != nil {
+		t.Fatal(err)
+	}
+	w.Ended(deleted, 1)
+	if got := story(w, deleted); got != "1? say working; sleep 600000, 1 interrupted conversation_terminated, 2? say never, 2 interrupted conversation_terminated" {
+		t.Errorf("deleted with its workspace: %s", got)
+	}
+}
+
 func TestATurnWhoseAdapterIsGoneAfterARestartEndsInterruptedAndSaysSo(t *testing.T) {
 	t.Parallel()
 	w, ws := world(t)

@@ -154,15 +154,33 @@ func (t *turn) beginTx(ctx context.Context, tx db.Tx, waitingFor string, sent bo
 
 // showTx shows the prompt of a turn that begins.
 func (t *turn) showTx(ctx context.Context, tx db.Tx) error {
-	var images []image
-	if err := json.Unmarshal(t.row.Images, &images); err != nil {
+	row, err := promptRow(t.row)
+	if err != nil {
 		return err
 	}
-	if err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, transcript.Row{Type: transcript.Prompt, TurnID: &t.row.ID,
-		Body: transcript.PromptBody{TurnNumber: int(t.row.TurnNumber), Text: t.row.Prompt, Images: len(images), By: t.row.AskedBy}}); err != nil {
+	if err := t.s.o.Writer.AppendTx(ctx, tx, t.c.TenantID, t.c.ID, row); err != nil {
 		return err
 	}
 	return workspace.Touch(ctx, tx, t.c.WorkspaceID)
+}
+
+func promptRow(t queries.Turn) (transcript.Row, error) {
+	var images []image
+	err := json.Unmarshal(t.Images, &images)
+	return transcript.Row{Type: transcript.Prompt, TurnID: &t.ID,
+		Body: transcript.PromptBody{TurnNumber: int(t.TurnNumber), Text: t.Prompt, Images: len(images), By: t.AskedBy}}, err
+}
+
+// appendUnbegun adds the rows of a turn that ended before it began: what was asked, and why nothing came of it.
+func appendUnbegun(rows []transcript.Row, t queries.Turn) ([]transcript.Row, error) {
+	e := ending{status: t.Status, reason: t.Reason}
+	if len(t.Error) > 0 {
+		if err := json.Unmarshal(t.Error, &e.problem); err != nil {
+			return nil, err
+		}
+	}
+	prompt, err := promptRow(t)
+	return append(append(rows, prompt), lastRows(t, e, ledger.Usage{})...), err
 }
 
 // write is the operation's, of a turn that has begun: whatever is shown of it comes behind its prompt.
@@ -555,7 +573,18 @@ func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf)
 	for _, r := range resolved {
 		rows = append(rows, transcript.Row{Type: transcript.PermissionResolved, TurnID: &t.row.ID, Body: transcript.PermissionResolvedBody{RequestID: r.ID.String(), Outcome: cancelled, By: "system"}})
 	}
-	rows = append(rows, t.lastRows(e, use, now)...)
+	rows = append(rows, lastRows(now, e, use)...)
+	if now.InterruptAsked != nil { // those that waited behind it may have ended with it
+		unbegun, err := tx.UnbegunTurns(ctx, queries.UnbegunTurnsParams{ConversationID: c.ID, After: now.TurnNumber, But: ByWithdrawal})
+		if err != nil {
+			return err
+		}
+		for _, other := range unbegun {
+			if rows, err = appendUnbegun(rows, other); err != nil {
+				return err
+			}
+		}
+	}
 	if err := t.s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, rows...); err != nil {
 		return err
 	}
@@ -592,11 +621,20 @@ func (t *turn) failConversation(ctx context.Context, tx db.Tx, c queries.Convers
 	if err != nil {
 		return err
 	}
+	var rows []transcript.Row
 	for _, other := range open {
 		if _, err := tx.CancelTurnOperation(ctx, other.ID); err != nil {
 			return err
 		}
-		if _, err := tx.EndTurn(ctx, queries.EndTurnParams{ID: other.ID, Status: Failed, Error: problem, Usage: ledger.Usage{}.JSON()}); err != nil {
+		if other, err = tx.EndTurn(ctx, queries.EndTurnParams{ID: other.ID, Status: Failed, Error: problem, Usage: ledger.Usage{}.JSON()}); err != nil {
+			return err
+		}
+		if rows, err = appendUnbegun(rows, other); err != nil {
+			return err
+		}
+	}
+	if len(rows) > 0 {
+		if err := t.s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, rows...); err != nil {
 			return err
 		}
 	}
@@ -604,16 +642,16 @@ func (t *turn) failConversation(ctx context.Context, tx db.Tx, c queries.Convers
 }
 
 // lastRows are the rows of a turn's end. The last one is always its stage.
-func (t *turn) lastRows(e ending, use ledger.Usage, now queries.Turn) []transcript.Row {
+func lastRows(t queries.Turn, e ending, use ledger.Usage) []transcript.Row {
 	var rows []transcript.Row
 	add := func(kind string, body any) {
-		rows = append(rows, transcript.Row{Type: kind, TurnID: &t.row.ID, Body: body})
+		rows = append(rows, transcript.Row{Type: kind, TurnID: &t.ID, Body: body})
 	}
 	if use.Requests > 0 {
-		add(transcript.Usage, transcript.UsageBody{Model: t.c.Model, InputTokens: use.Input, OutputTokens: use.Output, CacheReadTokens: use.CacheRead, CacheWriteTokens: use.CacheWrite})
+		add(transcript.Usage, transcript.UsageBody{Model: t.Model, InputTokens: use.Input, OutputTokens: use.Output, CacheReadTokens: use.CacheRead, CacheWriteTokens: use.CacheWrite})
 	}
-	stage := transcript.StageBody{Stage: "turn", State: "done", Reason: e.reason, DurationMS: since(now.StartedAt).Milliseconds(),
-		Detail: map[string]any{"turn_number": t.row.TurnNumber, "attempts": now.Attempts}}
+	stage := transcript.StageBody{Stage: "turn", State: "done", Reason: e.reason, DurationMS: since(t.StartedAt).Milliseconds(),
+		Detail: map[string]any{"turn_number": t.TurnNumber, "attempts": t.Attempts}}
 	if e.stopReason != "" {
 		stage.Detail["stop_reason"] = cutBytes(e.stopReason, 100)
 	}

@@ -1,6 +1,8 @@
 package conversation_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -28,6 +30,29 @@ func stages(w *conversationtest.World, id uuid.UUID) string {
 	var out []string
 	for _, b := range conversationtest.Bodies[transcript.StageBody](w, id, transcript.Stage) {
 		out = append(out, strings.TrimSpace(b.Stage+" "+b.State+" "+b.Reason))
+	}
+	return strings.Join(out, ", ")
+}
+
+// story is what was asked and how it ended: "turn text" of prompts, and the ends of turns and of the conversation.
+func story(w *conversationtest.World, id uuid.UUID) string {
+	var out []string
+	for _, row := range w.Rows(id) {
+		var b struct {
+			Text, Stage, State, Reason, Code string
+		}
+		if err := json.Unmarshal(row.Body, &b); err != nil {
+			panic(err)
+		}
+		number := row.TurnNumber
+		switch {
+		case row.Type == transcript.Prompt:
+			out = append(out, fmt.Sprintf("%d? %s", number, strings.ReplaceAll(b.Text, "\n", "; ")))
+		case row.Type == transcript.Stage && (b.Stage == "turn" || b.Stage == "terminate"):
+			out = append(out, strings.TrimSpace(fmt.Sprintf("%d %s %s", number, b.State, b.Reason)))
+		case row.Type == transcript.Error:
+			out = append(out, fmt.Sprintf("%d! %s", number, b.Code))
+		}
 	}
 	return strings.Join(out, ", ")
 }
@@ -267,16 +292,28 @@ func TestTurns(t *testing.T) {
 		c := launch(t, "")
 		w.Prompt(c, "say working", "sleep 60000")
 		w.Until("the agent to work", func() bool { return w.Said(c) == "working" })
-		if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: "say later", Queue: true}); err != nil {
-			t.Fatal(err)
+		for _, text := range []string{"say withdrawn", "say later"} {
+			queued, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: text, Queue: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text != "say later" {
+				if _, err := w.Conversations.Interrupt(t.Context(), w.Owner.Actor, c, &queued.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 		v, err := w.Conversations.Terminate(t.Context(), w.Owner.Actor, c)
 		if err != nil || v.Status != conversation.Terminated {
 			t.Fatalf("%+v %v", v, err)
 		}
-		first, second := w.Ended(c, 1), w.Ended(c, 2)
+		first, second := w.Ended(c, 1), w.Ended(c, 3)
 		if first.Status != conversation.Interrupted || *first.Reason != conversation.ByTermination || second.Status != conversation.Interrupted {
 			t.Errorf("the turns: %+v %+v", first, second)
+		}
+		// What was asked and not begun is kept, behind the end of what ran; what its person took back is not.
+		if got := story(w, c); got != "1? say working; sleep 60000, 1 interrupted conversation_terminated, 3? say later, 3 interrupted conversation_terminated" {
+			t.Errorf("the transcript: %s", got)
 		}
 		w.Until("the config home to go", func() bool { return !exists(t, w, *ws, "/home/sprite/.managoat/c/"+c.String()) })
 		if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, c, conversation.PromptInput{Prompt: "say more"}); !refusal.Is(err, refusal.ConversationTerminated) {

@@ -241,7 +241,7 @@ func (s *Service) DeleteSecret(ctx context.Context, actor tenant.Actor, id uuid.
 		if err := lock(ctx, tx, id); err != nil {
 			return err
 		}
-		key, err := s.secrets.Delete(ctx, tx, store.OfEnvironment(id), idOrKey)
+		key, err := s.secrets.Delete(ctx, tx, actor.TenantID, store.OfEnvironment(id), idOrKey)
 		if err != nil {
 			return err
 		}
@@ -256,6 +256,11 @@ func (s *Service) DeleteSecret(ctx context.Context, actor tenant.Actor, id uuid.
 // Secrets opens the environment's secrets, by key: for a machine's setup and its conversations, never for an answer.
 func (s *Service) Secrets(ctx context.Context, tenantID, id uuid.UUID) (map[string]secret.Value, error) {
 	return s.secrets.Values(ctx, s.db.Tenant(tenantID), tenantID, store.OfEnvironment(id))
+}
+
+// Masks opens what must be masked of the environment's secrets, see store.Masks.
+func (s *Service) Masks(ctx context.Context, tenantID, id uuid.UUID) ([]secret.Value, error) {
+	return s.secrets.Masks(ctx, s.db.Tenant(tenantID), tenantID, store.OfEnvironment(id))
 }
 
 func lock(ctx context.Context, tx db.Tx, id uuid.UUID) error {

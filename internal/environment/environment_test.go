@@ -516,6 +516,92 @@ func workspace(t *testing.T, d *identitytest.Instance, tenantID, environmentID u
 	return id
 }
 
+// What a secret was is opened for masks as long as there is a machine that may have been given it, and then forgotten.
+func TestWhatASecretWasIsMaskedWhileAMachineMayHoldIt(t *testing.T) {
+	t.Parallel()
+	d := identitytest.New(t)
+	a, b := d.Account(t), d.Account(t)
+	s := service(d)
+	e, err := s.Create(ctx, a.Actor, named("node"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(key, value string) {
+		t.Helper()
+		if _, err := s.PutSecret(ctx, a.Actor, e.ID, environment.SecretInput{Key: key, Value: secret.New(value)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := d.Owner(t).Exec(ctx, sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	masks := func(want ...string) {
+		t.Helper()
+		values, err := s.Masks(ctx, a.TenantID, e.ID)
+		var got []string
+		for _, v := range values {
+			got = append(got, v.Reveal())
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("masks %q, want %q, %v", got, want, err)
+		}
+	}
+	machine := func(workspace uuid.UUID) {
+		t.Helper()
+		id := uuid.Must(uuid.NewV7())
+		exec("insert into machines (tenant_id, id, workspace_id, provider, status) values ($1, $2, $3, 'local', 'ready')", a.TenantID, id, workspace)
+		exec("update workspaces set machine_id = $1 where id = $2", id, workspace)
+	}
+	put("TOKEN", "one")
+	put("TOKEN", "two")
+	masks("two") // nothing was made from it
+
+	ws := workspace(t, d, a.TenantID, e.ID, "first", "ready", false)
+	machine(ws)
+	put("TOKEN", "three")
+	put("TOKEN", "three")
+	put("OTHER", "a")
+	if err := s.DeleteSecret(ctx, a.Actor, e.ID, "OTHER"); err != nil {
+		t.Fatal(err)
+	}
+	put("OTHER", "b")
+	masks("two", "three", "a", "b")
+	if values, err := s.Secrets(ctx, a.TenantID, e.ID); err != nil || len(values) != 2 || values["TOKEN"].Reveal() != "three" || values["OTHER"].Reveal() != "b" {
+		t.Errorf("what runs gets %d values, %v", len(values), err)
+	}
+	if values, err := s.Masks(ctx, b.TenantID, e.ID); err != nil || len(values) != 0 {
+		t.Errorf("another account opens %d, %v", len(values), err)
+	}
+
+	// A machine that was made since is built with what the secrets are; another one's is not forgotten for it.
+	own := workspace(t, d, a.TenantID, e.ID, "second", "ready", true)
+	machine(own)
+	exec("update machines set created_at = created_at - interval '2 hours' where tenant_id = $1", a.TenantID)
+	exec("update retired_secrets set retired_at = retired_at - interval '1 hour' where tenant_id = $1", a.TenantID)
+	machine(ws)
+	put("TOKEN", "four")
+	masks("two", "three", "four", "a", "b")
+	exec("update workspaces set status = 'deleted' where id = $1", own)
+	put("TOKEN", "five")
+	masks("three", "four", "five", "b")
+
+	// The oldest of very many are forgotten.
+	exec(`insert into retired_secrets (tenant_id, secret_id, environment_id, sealed, key_version, retired_at)
+		select tenant_id, secret_id, environment_id, sealed, key_version, retired_at + n * interval '1 second' from retired_secrets, generate_series(1, 700) n where tenant_id = $1`, a.TenantID)
+	put("TOKEN", "six")
+	if values, err := s.Masks(ctx, a.TenantID, e.ID); err != nil || len(values) != 1002 {
+		t.Errorf("%d masks, %v", len(values), err)
+	}
+	exec("update workspaces set status = 'deleted' where id = $1", ws)
+	put("TOKEN", "seven")
+	masks("seven", "b")
+}
+
 func TestAnEnvironmentInUseIsNotDeletedAndTheRefusalNamesItsUsers(t *testing.T) {
 	t.Parallel()
 	d := identitytest.New(t)

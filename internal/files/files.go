@@ -87,11 +87,11 @@ func (s *Service) disk(ctx context.Context, tenantID uuid.UUID, up *workspace.Up
 	if err != nil {
 		return nil, fmt.Errorf("look for the conversations' directories: %w", err)
 	}
-	secrets, err := s.occupants.LiveSecrets(ctx, tenantID, up.WorkspaceID)
+	redact, err := s.redactor(ctx, tenantID, up.WorkspaceID, up.Masks)
 	if err != nil {
-		return nil, fmt.Errorf("look for the conversations' credentials: %w", err)
+		return nil, err
 	}
-	d := &disk{Up: up, roots: []string{guest.Home}, trouble: func() string {
+	d := &disk{Up: up, roots: []string{guest.Home}, redact: redact, gate: transcript.NewGate(redact), trouble: func() string {
 		return s.workspaces.Trouble(context.WithoutCancel(ctx), tenantID, up.MachineID)
 	}}
 	for _, root := range slices.Concat(up.Repositories, live) {
@@ -99,12 +99,16 @@ func (s *Service) disk(ctx context.Context, tenantID uuid.UUID, up *workspace.Up
 			d.roots = append(d.roots, root)
 		}
 	}
-	for _, v := range up.Secrets {
-		secrets = append(secrets, v)
-	}
-	d.redact = transcript.NewRedactor(slices.DeleteFunc(secrets, secret.Value.Empty)...)
-	d.gate = transcript.NewGate(d.redact)
 	return d, nil
+}
+
+// redactor masks what a workspace masks, and the credentials of its live conversations.
+func (s *Service) redactor(ctx context.Context, tenantID, id uuid.UUID, masks []secret.Value) (*transcript.Redactor, error) {
+	live, err := s.occupants.LiveSecrets(ctx, tenantID, id)
+	if err != nil {
+		return nil, fmt.Errorf("look for the conversations' credentials: %w", err)
+	}
+	return transcript.NewRedactor(slices.Concat(masks, live)...), nil
 }
 
 // place makes a path absolute. A relative one starts at the home.

@@ -3,6 +3,7 @@ package files_test
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
@@ -238,6 +239,82 @@ func TestACutNeverShowsTheStartOfASecret(t *testing.T) {
 	got, err := d.File(t.Context(), d.Owner.Actor, d.id, "text", 0)
 	if err != nil || got.Content != "before [REDACTED] between [REDACTED] after" || got.Truncated {
 		t.Errorf("%+v %v", got, err)
+	}
+}
+
+// A machine holds what its secrets were as it was built, whatever has become of them, until it is built anew.
+func TestASecretThatWasReplacedOrDeletedStaysMaskedUntilARebuild(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, nil)
+	ctx, actor := t.Context(), d.Owner.Actor
+	d.sh(t, `mkdir r && cd r && git init -q && echo a > hush-of-the-environment-file && git add . && git commit -qm 'hush-of-the-environment here' && echo hush-of-the-environment >> hush-of-the-environment-file`)
+	ws, err := d.Workspaces.Get(ctx, actor, d.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := d.Instance.Owner(t).Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`update machines set error = '{"message":"hush-of-the-environment is refused"}'`)
+	// shown is all that is told of the disk.
+	shown := func() string {
+		t.Helper()
+		var out bytes.Buffer
+		add := func(what any, err error) {
+			t.Helper()
+			b, failed := json.Marshal(what)
+			if err != nil || failed != nil {
+				t.Fatal(err, failed)
+			}
+			out.Write(b)
+		}
+		add(d.File(ctx, actor, d.id, ".env", 0))
+		add(d.Files(ctx, actor, d.id, "r"))
+		add(d.GitStatus(ctx, actor, d.id, "r", ""))
+		add(d.Diff(ctx, actor, d.id, files.DiffInput{Path: "r"}))
+		add(d.RebuildPreview(ctx, actor, d.id))
+		add(d.Workspaces.Diagnose(ctx, actor, d.id))
+		return out.String()
+	}
+	check := func(when string) {
+		t.Helper()
+		if got := shown(); strings.Contains(got, "hush-of") || strings.Count(got, secret.Mask) != 11 {
+			t.Errorf("%s: %d masks in %s", when, strings.Count(got, secret.Mask), got)
+		}
+	}
+	check("as it is")
+	put := environment.SecretInput{Key: "HUSH", Value: secret.New("another-of-the-environment")}
+	if _, err := d.Environments.PutSecret(ctx, actor, *ws.EnvironmentID, put); err != nil {
+		t.Fatal(err)
+	}
+	check("replaced")
+	if err := d.Environments.DeleteSecret(ctx, actor, *ws.EnvironmentID, "HUSH"); err != nil {
+		t.Fatal(err)
+	}
+	check("deleted")
+	// The rebuild's own log masks it too, and then it is forgotten: the machine was made long after.
+	if _, err := d.Environments.Update(ctx, actor, *ws.EnvironmentID, func(in *environment.Input) error {
+		in.SetupScript = "echo it was hush-of-the-environment; cat ~/.env"
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	exec("update retired_secrets set retired_at = retired_at - interval '1 hour'")
+	if _, err := d.Workspaces.Rebuild(ctx, actor, d.id, workspace.RebuildInput{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Workspaces.Ensure(ctx, d.Owner.TenantID, d.id, workspace.Caller{}); err != nil {
+		t.Fatal(err)
+	}
+	log, err := d.Workspaces.SetupLog(ctx, actor, d.id)
+	if err != nil || !strings.HasPrefix(log.Steps[len(log.Steps)-1].Output, "it was "+secret.Mask+"\n") {
+		t.Errorf("the log: %+v, %v", log, err)
+	}
+	if masks, err := d.Workspaces.Masks(ctx, d.Owner.TenantID, d.id); err != nil || len(masks) != 0 {
+		t.Errorf("%d masks after the rebuild, %v", len(masks), err)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"managoat/internal/machine"
 	"managoat/internal/refusal"
 	"managoat/internal/tenant"
+	"managoat/internal/transcript"
 	"managoat/internal/workspace"
 	"managoat/sandbox/guest"
 )
@@ -123,8 +124,16 @@ func (s *Service) RebuildPreview(ctx context.Context, actor tenant.Actor, id uui
 	if err != nil || when.IsZero() {
 		return p, err
 	}
+	masks, err := s.workspaces.Masks(ctx, actor.TenantID, id)
+	if err != nil {
+		return Preview{}, err
+	}
+	redact, err := s.redactor(ctx, actor.TenantID, id, masks) // what has become a secret since is one
+	if err != nil {
+		return Preview{}, err
+	}
 	p.Work = &Work{}
-	if err := json.Unmarshal(raw, p.Work); err != nil {
+	if err := json.Unmarshal(transcript.NewGate(redact).JSON(raw), p.Work); err != nil {
 		return Preview{}, fmt.Errorf("read what was seen on a disk: %w", err)
 	}
 	p.Source, p.KnownAt, p.Note = FromPark, &when, "This is what git found before the machine parked. Everything else on its disk goes too."

@@ -13,6 +13,7 @@ import (
 	"managoat/internal/files"
 	"managoat/internal/machine"
 	"managoat/internal/refusal"
+	"managoat/internal/secret"
 	"managoat/internal/testworld"
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
@@ -130,6 +131,17 @@ ln -s /srv/app ~/app`)
 		t.Fatal(err)
 	}
 	is(machine.Suspended)
+	// What has become a secret since is masked as one.
+	if _, err := d.Environments.PutSecret(t.Context(), d.Owner.Actor, *ws.EnvironmentID, environment.SecretInput{Key: "LATER", Value: secret.New("that only lies here")}); err != nil {
+		t.Fatal(err)
+	}
+	if p = preview(); !strings.Contains(fmt.Sprintf("%+v", p.Work), "first "+secret.Mask) {
+		t.Errorf("a later secret: %+v", p.Work)
+	}
+	if err := d.Environments.DeleteSecret(t.Context(), d.Owner.Actor, *ws.EnvironmentID, "LATER"); err != nil {
+		t.Fatal(err)
+	}
+	exec("delete from retired_secrets")
 	p = preview()
 	// One in which git hangs hides no other.
 	if hangs := p.Work.Repositories[1]; hangs.Path != "/home/sprite/a-pipe" || !strings.Contains(hangs.Error, "no time") {

@@ -222,7 +222,7 @@ func (s *Service) ListSecrets(ctx context.Context, actor tenant.Actor, id uuid.U
 // DeleteSecret removes a secret that is named by its id or its key.
 func (s *Service) DeleteSecret(ctx context.Context, actor tenant.Actor, id uuid.UUID, idOrKey string) error {
 	_, err := s.change(ctx, actor, id, audit.VaultDeleteSecret, func(tx db.Tx) (store.Secret, error) {
-		key, err := s.secrets.Delete(ctx, tx, store.OfVault(id), idOrKey)
+		key, err := s.secrets.Delete(ctx, tx, actor.TenantID, store.OfVault(id), idOrKey)
 		return store.Secret{Key: key}, err
 	})
 	return err
@@ -231,6 +231,11 @@ func (s *Service) DeleteSecret(ctx context.Context, actor tenant.Actor, id uuid.
 // Secrets opens the vault's secrets, by key: for a machine's setup and its conversations, never for an answer.
 func (s *Service) Secrets(ctx context.Context, tenantID, id uuid.UUID) (map[string]secret.Value, error) {
 	return s.secrets.Values(ctx, s.db.Tenant(tenantID), tenantID, store.OfVault(id))
+}
+
+// Masks opens what must be masked of the vault's secrets, see store.Masks.
+func (s *Service) Masks(ctx context.Context, tenantID, id uuid.UUID) ([]secret.Value, error) {
+	return s.secrets.Masks(ctx, s.db.Tenant(tenantID), tenantID, store.OfVault(id))
 }
 
 // change runs one change of a secret under the vault's lock and writes its audit row.

@@ -79,11 +79,11 @@ func (s *Service) Diagnose(ctx context.Context, actor tenant.Actor, id uuid.UUID
 	if err != nil {
 		return Diagnostics{}, err
 	}
-	secrets, err := s.Secrets(ctx, actor.TenantID, id)
+	masks, err := s.masks(ctx, actor.TenantID, row.w.EnvironmentID, row.w.VaultID)
 	if err != nil {
 		return Diagnostics{}, err
 	}
-	gate := transcript.NewGate(transcript.NewRedactor(secrets...))
+	gate := transcript.NewGate(transcript.NewRedactor(masks...))
 	masked := func(raw json.RawMessage) json.RawMessage {
 		if len(raw) == 0 {
 			return nil

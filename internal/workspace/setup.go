@@ -122,7 +122,10 @@ func (s *Service) setup(ctx context.Context, h *operation.Held) error {
 		}
 	}
 	err = s.o.Machines.Ready(ctx, h, run.machine, func(tx db.Tx) error {
-		return tx.EndWorkspaceSetup(ctx, queries.EndWorkspaceSetupParams{ID: run.w.ID, Status: string(Ready)})
+		if err := tx.EndWorkspaceSetup(ctx, queries.EndWorkspaceSetupParams{ID: run.w.ID, Status: string(Ready)}); err != nil {
+			return err
+		}
+		return tx.DropRetiredSecrets(ctx, run.w.EnvironmentID, run.w.VaultID)
 	})
 	if err == nil {
 		run.keep(ctx)
@@ -171,18 +174,38 @@ func (s *Service) prepare(ctx context.Context, h *operation.Held) (*setup, error
 	if run.secrets, err = s.secrets(ctx, h.TenantID, run.w.EnvironmentID, run.w.VaultID); err != nil {
 		return nil, err
 	}
-	run.redactor = transcript.NewRedactor(values(run.secrets)...)
+	masks, err := s.masks(ctx, h.TenantID, run.w.EnvironmentID, run.w.VaultID)
+	if err != nil {
+		return nil, err
+	}
+	run.redactor = transcript.NewRedactor(masks...)
 	return run, nil
 }
 
-// Secrets opens the secrets of a workspace as they are now, for what masks them.
-func (s *Service) Secrets(ctx context.Context, tenantID, id uuid.UUID) ([]secret.Value, error) {
+// Masks are the values that nothing may show of a workspace: its environment's and vault's secrets as they are, and as they
+// were since its machine was built, whose disk and processes keep what they were given.
+func (s *Service) Masks(ctx context.Context, tenantID, id uuid.UUID) ([]secret.Value, error) {
 	row, err := s.row(ctx, s.db.Tenant(tenantID), id)
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.secrets(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
-	return values(all), err
+	return s.masks(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
+}
+
+func (s *Service) masks(ctx context.Context, tenantID uuid.UUID, environmentID, vaultID *uuid.UUID) (all []secret.Value, err error) {
+	if environmentID != nil {
+		if all, err = s.o.Environments.Masks(ctx, tenantID, *environmentID); err != nil {
+			return nil, err
+		}
+	}
+	if vaultID != nil {
+		of, err := s.o.Vaults.Masks(ctx, tenantID, *vaultID)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, of...)
+	}
+	return all, nil
 }
 
 // secrets opens the secrets of a workspace; the vault's win over the environment's.
@@ -203,14 +226,6 @@ func (s *Service) secrets(ctx context.Context, tenantID uuid.UUID, environmentID
 		maps.Copy(all, of)
 	}
 	return all, nil
-}
-
-func values(secrets map[string]secret.Value) []secret.Value {
-	out := make([]secret.Value, 0, len(secrets))
-	for _, v := range secrets {
-		out = append(out, v)
-	}
-	return out
 }
 
 // step runs one step. failure is why it failed; err is that the setup cannot go on here.

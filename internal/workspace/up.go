@@ -39,6 +39,7 @@ type Up struct {
 	Trust        map[string]string       // variables that make programs read the machine's certificates
 	Registries   map[string]string       // variables that name the operator's package registries
 	Secrets      map[string]secret.Value // the vault's win
+	Masks        []secret.Value          // what nothing may show of the machine: see Service.Masks
 	Policy       broker.Policy           // networking as it is now
 	Repositories []string                // mount paths
 }
@@ -348,6 +349,7 @@ func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, 
 	var client *guest.Client
 	var env environment.Environment
 	var secrets map[string]secret.Value
+	var masks []secret.Value
 	// Side by side: every prompt waits for this.
 	var all errgroup.Group
 	all.Go(func() (err error) {
@@ -365,12 +367,19 @@ func (s *Service) up(ctx context.Context, tenantID uuid.UUID, row record) (*Up, 
 		secrets, err = s.secrets(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
 		return err
 	})
+	all.Go(func() (err error) {
+		masks, err = s.masks(ctx, tenantID, row.w.EnvironmentID, row.w.VaultID)
+		return err
+	})
 	if err := all.Wait(); err != nil {
 		return nil, err
 	}
 	up := &Up{
 		WorkspaceID: row.w.ID, Implicit: row.w.Implicit, MachineID: row.m.ID, Provider: row.m.Provider, Guest: client, Env: &env, Vars: maps.Clone(env.EnvVars),
-		Trust: TrustEnv(), Registries: s.registries(), Secrets: secrets, Policy: policyOf(env), Repositories: []string{},
+		Trust: TrustEnv(), Registries: s.registries(), Secrets: secrets, Masks: masks, Policy: policyOf(env), Repositories: []string{},
+	}
+	for _, v := range secrets { // one that was put between the two reads
+		up.Masks = append(up.Masks, v)
 	}
 	if row.m.ReadyAt != nil {
 		up.ReadyAt = *row.m.ReadyAt

@@ -568,7 +568,12 @@ func (s *Service) destroy(ctx context.Context, h *operation.Held) error {
 			return later(err)
 		}
 	}
-	return s.told(ctx, h, h.End, func(tx db.Tx) error { return tx.DeletedWorkspace(ctx, h.WorkspaceID) })
+	return s.told(ctx, h, h.End, func(tx db.Tx) error {
+		if err := tx.DeletedWorkspace(ctx, h.WorkspaceID); err != nil {
+			return err
+		}
+		return tx.DropRetiredSecrets(ctx, row.Workspace.EnvironmentID, row.Workspace.VaultID)
+	})
 }
 
 // Touch notes in the caller's transaction that something happened in a workspace.

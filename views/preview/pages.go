@@ -177,7 +177,7 @@ func examples(now time.Time) []example {
 	ended.Transcript = views.NewTranscript("Builder", "/conversations/c2/diagnostics")
 	ended.Transcript.Append(failingRows(now.Add(-3 * time.Hour)))
 	ended.Composer = views.Composer{Closed: "This conversation has ended. Its transcript stays."}
-	ended.Manage.TerminateURL = ""
+	ended.Manage.TerminateURL, ended.Queue = "", nil
 	add("/conversations/c2", views.Conversation(ended))
 	busy := conversation(now)
 	busy.Stream = ""

@@ -102,6 +102,13 @@ func failingRows(start time.Time) []views.TranscriptRow {
 	s.add(time.Second, views.PermissionRequestBody{ID: "p", Title: "Run a command", Detail: "sudo reboot"})
 	s.add(time.Second, views.PermissionResolvedBody{ID: "p", By: "timeout after 5 min"})
 	s.add(time.Second, views.StageBody{Stage: "turn", State: "interrupted", Reason: "machine_parked", Duration: 97 * time.Second, Advice: "The machine reached its ceiling of 12 h and was parked. The next prompt wakes it."})
+	s.turn = 3
+	s.add(time.Minute, views.PromptBody{Text: "Run the whole suite", By: "You"})
+	s.say("m3", "It runs now.")
+	s.add(time.Second, views.StageBody{Stage: "turn", State: "interrupted", Reason: "machine_destroyed", Duration: 9 * time.Second})
+	s.turn = 4 // it waited behind that one
+	s.add(0, views.PromptBody{Text: "Then push it", By: "You"})
+	s.add(0, views.StageBody{Stage: "turn", State: "interrupted", Reason: "machine_destroyed"})
 	return s.rows
 }
 

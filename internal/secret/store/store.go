@@ -4,6 +4,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -20,6 +21,9 @@ import (
 const (
 	MaxSecrets = 200      // of one parent
 	MaxValue   = 64 << 10 // bytes of a value
+
+	maxRetired      = 1000    // values of one parent that were replaced or deleted and are masked on; the oldest are forgotten
+	maxRetiredBytes = 4 << 20 // of those
 )
 
 // Secret is a secret as it is shown: never its value.
@@ -75,7 +79,8 @@ func (s *Store) Put(ctx context.Context, tx db.Tx, tenantID uuid.UUID, p Parent,
 	if err := in.Validate(); err != nil {
 		return Secret{}, err
 	}
-	id, err := tx.SecretID(ctx, queries.SecretIDParams{Key: in.Key, EnvironmentID: p.EnvironmentID, VaultID: p.VaultID})
+	id := uuid.Must(uuid.NewV7())
+	old, err := tx.Secret(ctx, queries.SecretParams{IDOrKey: in.Key, EnvironmentID: p.EnvironmentID, VaultID: p.VaultID})
 	switch {
 	case db.NotFound(err):
 		n, err := tx.CountSecrets(ctx, p.EnvironmentID, p.VaultID)
@@ -87,9 +92,13 @@ func (s *Store) Put(ctx context.Context, tx db.Tx, tenantID uuid.UUID, p Parent,
 			v.Add("key", "would be one more than the %d secrets there may be", MaxSecrets)
 			return Secret{}, v.Err()
 		}
-		id = uuid.Must(uuid.NewV7())
 	case err != nil:
 		return Secret{}, fmt.Errorf("look for the secret: %w", err)
+	default:
+		id = old.ID
+		if err := s.retire(ctx, tx, tenantID, p, old, in.Value); err != nil {
+			return Secret{}, err
+		}
 	}
 	sealed, version, err := s.keys.Seal(ctx, tx.Queries, tenantID, id, in.Value)
 	if err != nil {
@@ -106,14 +115,11 @@ func (s *Store) Put(ctx context.Context, tx db.Tx, tenantID uuid.UUID, p Parent,
 
 // Expire changes the advisory expiry of a secret; nil clears it.
 func (s *Store) Expire(ctx context.Context, tx db.Tx, p Parent, key string, at *time.Time) (Secret, error) {
-	id, err := tx.SecretID(ctx, queries.SecretIDParams{Key: db.SafeText(key), EnvironmentID: p.EnvironmentID, VaultID: p.VaultID})
-	if db.NotFound(err) {
-		return Secret{}, refusal.NotFoundError()
-	}
+	old, err := find(ctx, tx, p, key)
 	if err != nil {
-		return Secret{}, fmt.Errorf("look for the secret: %w", err)
+		return Secret{}, err
 	}
-	row, err := tx.ExpireSecret(ctx, at, id)
+	row, err := tx.ExpireSecret(ctx, at, old.ID)
 	if err != nil {
 		return Secret{}, fmt.Errorf("change the secret's expiry: %w", err)
 	}
@@ -148,16 +154,69 @@ func (s *Store) Values(ctx context.Context, q *queries.Queries, tenantID uuid.UU
 	return out, nil
 }
 
-// Delete removes a secret that is named by its id or its key, and returns its key.
-func (s *Store) Delete(ctx context.Context, tx db.Tx, p Parent, idOrKey string) (string, error) {
-	row, err := tx.DeleteSecret(ctx, queries.DeleteSecretParams{IDOrKey: db.SafeText(idOrKey), EnvironmentID: p.EnvironmentID, VaultID: p.VaultID})
-	if db.NotFound(err) {
-		return "", refusal.NotFoundError()
+// Masks opens every value that machines may hold: the secrets of a parent, and what they were before, as far as a machine
+// that is there may have been given it. For what masks them, never for what runs.
+func (s *Store) Masks(ctx context.Context, q *queries.Queries, tenantID uuid.UUID, p Parent) ([]secret.Value, error) {
+	rows, err := q.SecretMasks(ctx, p.EnvironmentID, p.VaultID)
+	if err != nil {
+		return nil, fmt.Errorf("read the secrets to mask: %w", err)
 	}
+	out := make([]secret.Value, len(rows))
+	for i, r := range rows {
+		if out[i], err = s.keys.Unseal(ctx, q, tenantID, r.ID, r.Sealed, r.KeyVersion); err != nil {
+			return nil, fmt.Errorf("open a secret to mask: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// Delete removes a secret that is named by its id or its key, and returns its key.
+func (s *Store) Delete(ctx context.Context, tx db.Tx, tenantID uuid.UUID, p Parent, idOrKey string) (string, error) {
+	old, err := find(ctx, tx, p, idOrKey)
+	if err != nil {
+		return "", err
+	}
+	if err := s.retire(ctx, tx, tenantID, p, old, secret.Value{}); err != nil {
+		return "", err
+	}
+	key, err := tx.DeleteSecret(ctx, old.ID)
 	if err != nil {
 		return "", fmt.Errorf("delete the secret: %w", err)
 	}
-	return row.Key, nil
+	return key, nil
+}
+
+func find(ctx context.Context, tx db.Tx, p Parent, idOrKey string) (queries.SecretRow, error) {
+	row, err := tx.Secret(ctx, queries.SecretParams{IDOrKey: db.SafeText(idOrKey), EnvironmentID: p.EnvironmentID, VaultID: p.VaultID})
+	if db.NotFound(err) {
+		return row, refusal.NotFoundError()
+	}
+	if err != nil {
+		return row, fmt.Errorf("look for the secret: %w", err)
+	}
+	return row, nil
+}
+
+// retire keeps a value that another replaces, or none, for Masks. One that does not open has never been on a machine.
+func (s *Store) retire(ctx context.Context, tx db.Tx, tenantID uuid.UUID, p Parent, old queries.SecretRow, by secret.Value) error {
+	value, err := s.keys.Unseal(ctx, tx.Queries, tenantID, old.ID, old.Sealed, old.KeyVersion)
+	if errors.Is(err, secret.ErrSealed) || err == nil && value.Equal(by) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open the secret that goes: %w", err)
+	}
+	if err := tx.RetireSecret(ctx, old.ID); err != nil {
+		return fmt.Errorf("keep what the secret was: %w", err)
+	}
+	if err := tx.DropRetiredSecrets(ctx, p.EnvironmentID, p.VaultID); err != nil {
+		return fmt.Errorf("forget what secrets were: %w", err)
+	}
+	err = tx.BoundRetiredSecrets(ctx, queries.BoundRetiredSecretsParams{EnvironmentID: p.EnvironmentID, VaultID: p.VaultID, AtMost: maxRetired, AtMostBytes: maxRetiredBytes})
+	if err != nil {
+		return fmt.Errorf("bound what secrets were: %w", err)
+	}
+	return nil
 }
 
 // Clear removes every secret of a parent.
