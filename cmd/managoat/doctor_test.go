@@ -71,7 +71,7 @@ func TestTheDoctorRunsEveryRuleOfSandboxesWithoutRoot(t *testing.T) {
 func TestTheDoctorNamesTheProvidersItKnows(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command(os.Getenv("MANAGOAT_TEST_BINARY"), "doctor", "sandbox", "cloud").CombinedOutput()
-	if err == nil || !strings.Contains(string(out), `no sandbox provider "cloud"; there is: local`) {
+	if err == nil || !strings.Contains(string(out), `no sandbox provider "cloud"; there are: local, docker`) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
