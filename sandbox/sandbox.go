@@ -98,6 +98,7 @@ const (
 	LabelWorkspace = "managoat.workspace"
 	LabelMachine   = "managoat.machine"
 	LabelEpoch     = "managoat.epoch"
+	LabelHost      = "managoat.host" // the server whose it is, where several share a provider, as an engine
 )
 
 // Created is the answer to Create.

@@ -286,7 +286,7 @@ func (s *Service) Build(ctx context.Context, h *operation.Held, id uuid.UUID, ho
 		Name: "mg-" + id.String(), Hostname: b.Hostname, Limits: s.o.Limits, Mounts: mounts, Layer: layer,
 		Labels: map[string]string{
 			sandbox.LabelInstance: s.o.Instance, sandbox.LabelTenant: h.TenantID.String(), sandbox.LabelWorkspace: h.WorkspaceID.String(),
-			sandbox.LabelMachine: id.String(), sandbox.LabelEpoch: fmt.Sprint(h.Epoch),
+			sandbox.LabelMachine: id.String(), sandbox.LabelEpoch: fmt.Sprint(h.Epoch), sandbox.LabelHost: s.o.Host.String(),
 		},
 	})
 	if err != nil {

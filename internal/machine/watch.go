@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -199,7 +200,7 @@ func (s *Service) Found(ctx context.Context, tenantID, id uuid.UUID) error {
 // they have ended. What does not carry our labels is never touched.
 func (s *Service) Reap(ctx context.Context) error {
 	for name, p := range s.o.Providers {
-		infos, err := p.List(ctx, map[string]string{sandbox.LabelInstance: s.o.Instance})
+		infos, err := s.listed(ctx, p)
 		if err != nil {
 			s.log.Warn("list the machines", "provider", name, "error", err)
 			continue
@@ -217,6 +218,16 @@ func (s *Service) Reap(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// listed are the machines that a provider keeps for this server. Another server of the instance may use the same engine; a
+// machine that names no server was made before they did.
+func (s *Service) listed(ctx context.Context, p sandbox.Provider) ([]sandbox.Info, error) {
+	all, err := p.List(ctx, map[string]string{sandbox.LabelInstance: s.o.Instance})
+	return slices.DeleteFunc(all, func(i sandbox.Info) bool {
+		host, ok := i.Labels[sandbox.LabelHost]
+		return ok && host != s.o.Host.String()
+	}), err
 }
 
 func (s *Service) reap(ctx context.Context, p sandbox.Provider, info sandbox.Info) error {
@@ -253,7 +264,7 @@ func (s *Service) reap(ctx context.Context, p sandbox.Provider, info sandbox.Inf
 func (s *Service) Down(ctx context.Context) (parked int, err error) {
 	var problems []error
 	for name, p := range s.o.Providers {
-		infos, err := p.List(ctx, map[string]string{sandbox.LabelInstance: s.o.Instance})
+		infos, err := s.listed(ctx, p)
 		if err != nil {
 			problems = append(problems, fmt.Errorf("list the machines of %s: %w", name, err))
 			continue

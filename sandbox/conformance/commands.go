@@ -259,9 +259,13 @@ var commands = []Check{
 		_, err = m.Status(t.Context(), id)
 		refused(t, "status of a forgotten command", err, guest.ErrNotFound)
 	}},
-	{Name: "two thousand quick commands lose no exit code and no output", Run: func(t T, p sandbox.Provider) {
+	{Name: "thousands of quick commands lose no exit code and no output", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
-		const workers, each = 8, 250
+		const workers = 8
+		each := 250
+		if !m.caps.UIDRange {
+			each = 50 // the guest is the same one, and these take their time
+		}
 		var wg sync.WaitGroup
 		failures := make(chan string, workers*each)
 		for w := range workers {
