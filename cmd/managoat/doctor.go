@@ -100,7 +100,7 @@ func examine(ctx context.Context, cfg *config.Config) []finding {
 	} else if runs {
 		add(finding{ok: true, what: "egress process: runs, of this version"})
 	}
-	return append(out, examineMachines(ctx)...)
+	return append(out, examineMachines(ctx, cfg)...)
 }
 
 // engineAt is the Docker Engine that is looked at.
@@ -157,7 +157,7 @@ func trialDocker(ctx context.Context, guest []byte, at engineAt) (_ sandbox.Prov
 	}, nil
 }
 
-func trialLocal(guest []byte) (_ sandbox.Provider, end func() error, err error) {
+func trialLocal(guest []byte) (_ provider, end func() error, err error) {
 	dir, err := os.MkdirTemp("", "managoat-doctor-")
 	if err != nil {
 		return nil, nil, fmt.Errorf("no temporary directory can be made: %w", err)
@@ -187,20 +187,43 @@ func able(caps sandbox.Capabilities) (out []finding) {
 	return out
 }
 
-func examineMachines(ctx context.Context) []finding {
-	broken := func(err error) []finding {
-		return []finding{{needed: true, what: "local machines cannot start on this host", advice: err.Error()}}
-	}
-	p, _, end, err := trial(ctx, "local", engineAt{})
+// examineMachines looks at every enabled provider.
+func examineMachines(ctx context.Context, cfg *config.Config) (out []finding) {
+	guest, err := guestBinary()
 	if err != nil {
-		return broken(err)
+		return []finding{{needed: true, what: "the guest is not in this binary", advice: err.Error()}}
 	}
-	defer end()
+	for _, name := range cfg.SandboxProviders {
+		of, err := examineProvider(ctx, cfg, name, guest)
+		if err != nil {
+			of = []finding{{needed: true, what: name + " machines cannot start on this host", advice: err.Error()}}
+		}
+		out = append(out, of...)
+	}
+	return out
+}
+
+func examineProvider(ctx context.Context, cfg *config.Config, name string, guest []byte) (_ []finding, err error) {
+	can := []finding{{ok: true, what: name + " machines: can start"}}
+	var p provider
+	end := func() error { return p.Close() }
+	if name == "docker" {
+		engine, err := docker.New(docker.Options{Host: cfg.DockerHost, Image: cfg.DockerImage, GuestBinary: guest})
+		if err != nil {
+			return nil, err
+		}
+		p = engine
+		if has, err := engine.HasImage(ctx); err != nil {
+			return nil, errors.Join(err, end())
+		} else if !has {
+			can[0] = finding{needed: true, what: "the engine has no image " + cfg.DockerImage + ", which docker machines are made from", advice: "make image"}
+		}
+	} else if p, end, err = trialLocal(guest); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, end()) }()
 	caps, err := p.Capabilities(ctx)
-	if err != nil {
-		return broken(err)
-	}
-	return append([]finding{{ok: true, what: "local machines: can start"}}, able(caps)...)
+	return append(can, able(caps)...), err
 }
 
 // atOnce is how many checks of a provider run at the same time. Each has machines of its own.

@@ -174,8 +174,8 @@ var mutating = map[string]struct {
 
 // reading are the methods that change nothing of an account.
 var reading = []string{
-	"environment.Get", "environment.List", "environment.Hold", "environment.ListSecrets", "environment.Secrets",
-	"vault.Get", "vault.List", "vault.Hold", "vault.ListSecrets", "vault.Secrets",
+	"environment.Get", "environment.List", "environment.Hold", "environment.ListSecrets", "environment.Secrets", "environment.Masks",
+	"vault.Get", "vault.List", "vault.Hold", "vault.ListSecrets", "vault.Secrets", "vault.Masks",
 	"agent.Get", "agent.List", "agent.Version", "agent.Versions",
 	"inference.Get", "inference.List", "inference.Resolve", "inference.Open",
 	"identity.AuthenticateKey", "identity.AuthenticateSession", "identity.Members", "identity.Me", "identity.Sessions", "identity.Keys",

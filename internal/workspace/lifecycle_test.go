@@ -581,10 +581,12 @@ func TestAMachineThatItsProviderLostIsBuiltAgainByTheNextPrompt(t *testing.T) {
 	if err := w.Provider.Destroy(t.Context(), "mg-"+ws.SandboxID.String()); err != nil {
 		t.Fatal(err)
 	}
-	_, err := w.Workspaces.Peek(t.Context(), w.Owner.TenantID, ws.ID)
-	if r, _ := refusal.As(err); code(err) != refusal.SandboxNotReady || r.Fields["status"] != "lost" {
-		t.Errorf("a read: %v", err)
-	}
+	// The connection to its guest ends when the kernel has ended its processes.
+	eventually(t, "a read of a lost machine", func() bool {
+		_, err := w.Workspaces.Peek(t.Context(), w.Owner.TenantID, ws.ID)
+		r, _ := refusal.As(err)
+		return code(err) == refusal.SandboxNotReady && r.Fields["status"] == "lost"
+	})
 	up, err := w.Workspaces.Ensure(t.Context(), w.Owner.TenantID, ws.ID, workspace.Caller{})
 	if err != nil || up.MachineID == *ws.SandboxID {
 		t.Errorf("%+v %v", up, err)
