@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -176,6 +177,10 @@ func (t tree) signal(sig syscall.Signal) error {
 // send signals a process through a descriptor, so that a pid that was reused meanwhile is not hit.
 func (t tree) send(pid int, sig syscall.Signal) {
 	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ENOSYS) { // gVisor: the number has to do
+		unix.Kill(pid, unix.Signal(sig))
+		return
+	}
 	if err != nil {
 		return
 	}

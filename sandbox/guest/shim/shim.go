@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"path"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"unsafe"
@@ -177,16 +179,28 @@ func descriptors(o Order) error {
 		if err := unix.Dup3(sudoFD, SudoFD, 0); err != nil {
 			return fmt.Errorf("sudo descriptor: %w", err)
 		}
-		if err := unix.CloseRange(reportFD, SudoFD-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-			return fmt.Errorf("close descriptors: %w", err)
-		}
-		if err := unix.CloseRange(SudoFD+1, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
-			return fmt.Errorf("close descriptors: %w", err)
-		}
+		return errors.Join(closeRange(reportFD, SudoFD-1), closeRange(SudoFD+1, math.MaxInt32))
+	}
+	return closeRange(reportFD, math.MaxInt32)
+}
+
+// closeRange closes descriptors as the command is executed. gVisor knows the system call, but not this use of it.
+func closeRange(first, last uint) error {
+	err := unix.CloseRange(first, last, unix.CLOSE_RANGE_CLOEXEC)
+	if err == nil {
 		return nil
 	}
-	if err := unix.CloseRange(reportFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
 		return fmt.Errorf("close descriptors: %w", err)
+	}
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("close descriptors: %w", err)
+	}
+	for _, e := range open {
+		if fd, err := strconv.ParseUint(e.Name(), 10, 32); err == nil && uint(fd) >= first && uint(fd) <= last {
+			unix.CloseOnExec(int(fd))
+		}
 	}
 	return nil
 }
@@ -303,7 +317,11 @@ func setCaps(caps []int) error {
 	if err := unix.Capset(&head, &data[0]); err != nil {
 		return fmt.Errorf("capset: %w", err)
 	}
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+	err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+	if errors.Is(err, unix.EINVAL) {
+		return nil // gVisor has none: then only root keeps any across an execve, and those within its bounds
+	}
+	if err != nil {
 		return fmt.Errorf("ambient capabilities: %w", err)
 	}
 	for _, c := range caps {
