@@ -39,6 +39,9 @@ func (t *turn) up(ctx context.Context) (*workspace.Up, error) {
 	}
 	var f *failure
 	if r, ok := refusal.As(err); ok && (t.rebuilds || r.Code != refusal.SetupFailed) {
+		if a, aerr := readAdapter(t.c.Adapter); r.Code == refusal.ProviderDisabled && aerr == nil && a != nil && a.Session {
+			stage.Stage = "reattach" // to the agent that runs on there
+		}
 		stage.State, stage.Reason, stage.Advice = "failed", string(r.Code), r.Message
 		t.stage(ctx, stage)
 	} else if errors.As(err, &f) {
