@@ -34,6 +34,9 @@ type Check struct {
 // checkTimeout bounds one check on a host that is short of CPU.
 const checkTimeout = 5 * time.Minute
 
+// checkGrace is what a check has then, or when nobody wants its result any more, to clean up.
+const checkGrace = time.Minute
+
 // Checks returns all of them.
 func Checks() []Check {
 	var all []Check
@@ -81,6 +84,11 @@ func Report(ctx context.Context, p sandbox.Provider, checks []Check, atOnce int,
 func runAlone(ctx context.Context, c Check, p sandbox.Provider) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
+	return give(ctx, c, p, checkGrace)
+}
+
+// give gives a check until ctx ends, and grace to clean up.
+func give(ctx context.Context, c Check, p sandbox.Provider, grace time.Duration) error {
 	r := &reporter{ctx: ctx}
 	done := make(chan struct{})
 	go func() { // Fatalf ends this goroutine, as it ends a test's
@@ -88,7 +96,17 @@ func runAlone(ctx context.Context, c Check, p sandbox.Provider) error {
 		defer r.clean()
 		c.Run(r, p)
 	}()
-	<-done
+	select {
+	case <-done:
+	case <-ctx.Done():
+		select {
+		case <-done:
+		case <-time.After(grace):
+			r.Errorf("it does not come to its end: %w", ctx.Err())
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return r.err
 }
 

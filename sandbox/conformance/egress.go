@@ -94,11 +94,11 @@ var egress = []Check{
 			my $s = IO::Socket::INET->new("127.0.0.1:3128") or die $!; print $s "question"; $s->flush; shutdown($s, 1); local $/; print <$s>`}}); r.out != "answer" {
 			t.Errorf("proxy: %q %q", r.out, r.err)
 		}
-		equal(t, "the egress process read", <-got, "question<nil>")
+		equal(t, "the egress process read", within(t, got), "question<nil>")
 		if r := m.exec(guest.Exec{Argv: tcp(guest.ModelHost, 80, "cat <&3; echo second >&3")}); r.out != "first" {
 			t.Errorf("model: %q %q", r.out, r.err)
 		}
-		equal(t, "the egress process read", <-got, "second\n<nil>")
+		equal(t, "the egress process read", within(t, got), "second\n<nil>")
 		m.exec(guest.Exec{Argv: tcp(guest.APIHost, 80, "head -c 100000 <&3 >/dev/null")})
 		select {
 		case err := <-broken:
@@ -205,4 +205,15 @@ var egress = []Check{
 			my $n = 0; for my $i (0 .. 199) { local $/; my $got = readline $s[$i]; $n++ if $got eq substr($d, $i) } print $n`}})
 		equal(t, "tunnels that echoed what was sent", r.out+r.err, "200")
 	}},
+}
+
+// within is what comes next, in a while.
+func within[V any](t T, from <-chan V) (v V) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(20 * time.Second):
+		t.Errorf("nothing came in 20 s")
+	}
+	return v
 }
