@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"time"
 )
 
@@ -82,6 +83,28 @@ type Limits struct {
 	CPUs        float64 `json:"cpus"`
 	Pids        int64   `json:"pids"`
 	DiskBytes   int64   `json:"disk_bytes"`
+}
+
+// Or is these limits, with those of d where one is zero or less.
+func (l Limits) Or(d Limits) Limits {
+	if l.MemoryBytes <= 0 {
+		l.MemoryBytes = d.MemoryBytes
+	}
+	if l.CPUs <= 0 {
+		l.CPUs = d.CPUs
+	}
+	if l.Pids <= 0 {
+		l.Pids = d.Pids
+	}
+	if l.DiskBytes <= 0 {
+		l.DiskBytes = d.DiskBytes
+	}
+	return l
+}
+
+// DefaultLimits are those of a machine for which nobody says others.
+func DefaultLimits() Limits {
+	return Limits{MemoryBytes: 4 << 30, CPUs: float64(runtime.NumCPU()), Pids: 2048, DiskBytes: 20 << 30}
 }
 
 // Mount shows a host directory inside a machine, always read-only (the runtimes' adapters and node). Directories on its

@@ -21,7 +21,6 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -41,10 +40,6 @@ const DefaultImage = "managoat-machine:latest"
 
 // Defaults and periods of the provider.
 const (
-	defaultMemory = 4 << 30
-	defaultPids   = 2048
-	defaultDisk   = 20 << 30
-
 	startTimeout = time.Minute      // from a container that exists to a guest that answers, on a host that is short of CPU
 	stopTimeout  = 30 * time.Second // for the kernel to end what was killed
 	spareLife    = 5 * time.Second  // of a connection that a start leaves for who starts a machine
@@ -79,7 +74,7 @@ type Options struct {
 	MountRoots []string
 	// AptSources replaces the image's package sources (deb822 or one-line, by its content).
 	AptSources []byte
-	// Defaults replace zero limits of a Spec. What is zero here too is this package's default.
+	// Defaults replace zero limits of a Spec. What is zero here too is sandbox.DefaultLimits.
 	Defaults sandbox.Limits
 	// Log gets what nobody waits for; nil discards.
 	Log *slog.Logger
@@ -195,24 +190,7 @@ func (p *Provider) Capabilities(ctx context.Context) (sandbox.Capabilities, erro
 var validName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
 
 func (p *Provider) limits(l sandbox.Limits) sandbox.Limits {
-	pick := func(values ...int64) int64 {
-		for _, v := range values {
-			if v > 0 {
-				return v
-			}
-		}
-		return 0
-	}
-	l.MemoryBytes = pick(l.MemoryBytes, p.opts.Defaults.MemoryBytes, defaultMemory)
-	l.Pids = pick(l.Pids, p.opts.Defaults.Pids, defaultPids)
-	l.DiskBytes = pick(l.DiskBytes, p.opts.Defaults.DiskBytes, defaultDisk)
-	if l.CPUs <= 0 {
-		l.CPUs = p.opts.Defaults.CPUs
-	}
-	if l.CPUs <= 0 {
-		l.CPUs = float64(runtime.NumCPU())
-	}
-	return l
+	return l.Or(p.opts.Defaults).Or(sandbox.DefaultLimits())
 }
 
 // kept are Docker's default capabilities less those that a machine has no use for.

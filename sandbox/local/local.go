@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -28,10 +27,6 @@ import (
 
 // Defaults and periods of the provider.
 const (
-	defaultMemory = 4 << 30
-	defaultPids   = 2048
-	defaultDisk   = 20 << 30
-
 	defaultLayerAge   = 30 * 24 * time.Hour
 	defaultLayerBytes = 20 << 30
 
@@ -55,7 +50,7 @@ type Options struct {
 	AptSources []byte
 	// ExtraCA is a PEM bundle that machines trust besides the public roots, in guest.CABundle.
 	ExtraCA []byte
-	// Defaults replace zero limits of a Spec. What is zero here too is this package's default.
+	// Defaults replace zero limits of a Spec. What is zero here too is sandbox.DefaultLimits.
 	Defaults sandbox.Limits
 	// LayerAge is for how long machines are made on a layer; 0 is this package's default.
 	LayerAge time.Duration
@@ -178,24 +173,7 @@ func installGuest(dir string, binary []byte) (string, error) {
 func (p *Provider) Name() string { return "local" }
 
 func (p *Provider) limits(l sandbox.Limits) sandbox.Limits {
-	pick := func(values ...int64) int64 {
-		for _, v := range values {
-			if v > 0 {
-				return v
-			}
-		}
-		return 0
-	}
-	l.MemoryBytes = pick(l.MemoryBytes, p.opts.Defaults.MemoryBytes, defaultMemory)
-	l.Pids = pick(l.Pids, p.opts.Defaults.Pids, defaultPids)
-	l.DiskBytes = pick(l.DiskBytes, p.opts.Defaults.DiskBytes, defaultDisk)
-	if l.CPUs <= 0 {
-		l.CPUs = p.opts.Defaults.CPUs
-	}
-	if l.CPUs <= 0 {
-		l.CPUs = float64(runtime.NumCPU())
-	}
-	return l
+	return l.Or(p.opts.Defaults).Or(sandbox.DefaultLimits())
 }
 
 // watch looks after machines until ctx ends: it reaps those that were this process's children and holds
