@@ -6,16 +6,20 @@ LISTEN  ?= 127.0.0.1:8080
 IMAGE   ?= managoat-machine:latest
 BIN     ?= bin/managoat
 ROOT    ?= dist/image
-GUEST   := cmd/managoat/guest/managoat-guest-
-GUESTS  := amd64 arm64
+GUEST   := cmd/managoat/guest/managoat-guest
+# What sqlc reads and writes. Building it takes minutes, so that it was run is checked by sums.
+SQLC    := $(sort sqlc.yaml tools.mod $(wildcard db/migrations/*.sql queries/*.sql queries/*.go))
 RELEASE := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# What is built is the same wherever it is built: no path of this machine and no C library is in it.
-compile := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w'
+# What is built is the same wherever it is built: no path of this machine and no C library is in it. What else compiles does so
+# in the same way, so that nothing is compiled twice. Tests with the race detector alone need C.
+export CGO_ENABLED := 0
+export GOFLAGS     += -trimpath
+compile := $(GO) build -ldflags '-s -w'
 server  := $(subst -s -w,-s -w -X main.version=$(VERSION),$(compile))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps test-deps generate build release image-root run down test vet lint generated sqlc-check unit image bench doctor clean
+.PHONY: help deps test-deps generate build release image-root run down test vet lint generated unit image bench doctor clean
 
 help: ## explain every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,16 +33,19 @@ test-deps: ## install what tests need, where it is missing
 generate: ## regenerate the code of templ and sqlc
 	$(GO) tool templ generate
 	$(GO) tool -modfile=tools.mod sqlc generate
+	sha256sum $(SQLC) >queries/generated.sum
 
 build: ## build bin/managoat with the guest inside
-	@rm -f $(GUEST)*
-	GOOS=linux $(compile) -o $(GUEST)$(shell $(GO) env GOARCH) ./cmd/managoat-guest
+	GOOS=linux $(compile) -o $(GUEST) ./cmd/managoat-guest
 	$(server) -o $(BIN) ./cmd/managoat
 
-release: ## build dist/ for every system (macOS: with the docker provider alone), guests of both processors inside, and checksums
-	for arch in $(GUESTS); do GOOS=linux GOARCH=$$arch $(compile) -o $(GUEST)$$arch ./cmd/managoat-guest || exit; done
+release: ## build dist/ for every system (macOS: with the docker provider alone), each with the guest of its processor, and checksums
 	rm -rf dist
-	for to in $(RELEASE); do GOOS=$${to%-*} GOARCH=$${to#*-} $(server) -o dist/managoat-$$to ./cmd/managoat || exit; done
+	for to in $(RELEASE); do \
+	  export GOARCH=$${to#*-}; \
+	  GOOS=linux $(compile) -o $(GUEST) ./cmd/managoat-guest && GOOS=$${to%-*} $(server) -o dist/managoat-$$to ./cmd/managoat || exit; \
+	done
+	rm $(GUEST)
 	cd dist && { sha256sum managoat-* || shasum -a 256 managoat-*; } >SHA256SUMS
 
 image-root: ## lay out what the server's container image holds (make build came before) in ROOT (Dockerfile)
@@ -67,11 +74,9 @@ lint: ## gofmt and staticcheck
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not gofmt-clean'; exit 1; }
 	$(GO) tool -modfile=tools.mod staticcheck ./...
 
-generated: ## fail when templ's code is not up to date
+generated: ## fail when generated code is not up to date
 	@$(GO) tool templ generate >/dev/null && git diff --exit-code --stat -- '*_templ.go'
-
-sqlc-check: ## fail when sqlc's code is not up to date (building sqlc takes minutes when nothing is cached)
-	$(GO) tool -modfile=tools.mod sqlc diff
+	@sha256sum $(SQLC) | diff queries/generated.sum - || { echo 'queries are not as sqlc left them: make generate'; exit 1; }
 
 unit: ## tests of one package: make unit PKG=./internal/workspace
 	$(GO) test $(PKG)
@@ -86,4 +91,4 @@ doctor: build ## say what is missing on this host and how to get it
 	@$(BIN) doctor
 
 clean: ## remove what build made
-	rm -rf bin dist $(GUEST)*
+	rm -rf bin dist $(GUEST)

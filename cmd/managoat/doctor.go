@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -140,6 +142,9 @@ func trialDocker(ctx context.Context, guest []byte, at engineAt) (_ sandbox.Prov
 	if err != nil {
 		return nil, false, nil, err
 	}
+	if file, err := elf.NewFile(bytes.NewReader(busybox)); err != nil || slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return nil, false, nil, &codedError{exitRefused, fmt.Errorf("the engine has no image %s, and this host's busybox needs libraries, so that it cannot stand in: `make image`, or apt-get install busybox-static", at.image)}
+	}
 	applets, err := exec.CommandContext(ctx, path, "--list").Output()
 	if err != nil {
 		return nil, false, nil, fmt.Errorf("ask busybox for its applets: %w", err)
@@ -230,7 +235,7 @@ func examineProvider(ctx context.Context, cfg *config.Config, name string, guest
 const atOnce = 4
 
 func doctorSandboxVerb() *cobra.Command {
-	at := engineAt{}
+	at, only := engineAt{}, ""
 	cmd := verb("", "sandbox PROVIDER", "Run every rule that machines of a provider keep, with real ones, on this host", cobra.ExactArgs(1), func(c *cobra.Command, args []string) (err error) {
 		p, whole, end, err := trial(c.Context(), args[0], at)
 		if err != nil {
@@ -244,7 +249,10 @@ func doctorSandboxVerb() *cobra.Command {
 		for _, f := range able(caps) {
 			f.print()
 		}
-		checks := conformance.Checks()
+		checks := slices.DeleteFunc(conformance.Checks(), func(c conformance.Check) bool { return !strings.Contains(c.Name, only) })
+		if len(checks) == 0 {
+			return &codedError{exitUsage, fmt.Errorf("no rule has %q in its name", only)}
+		}
 		if !whole {
 			finding{what: "the engine has no image " + at.image + ", so that a skeleton of busybox stands in for it", advice: "make image, then run this again for the rules that need it"}.print()
 			checks = slices.DeleteFunc(checks, func(c conformance.Check) bool {
@@ -275,6 +283,7 @@ func doctorSandboxVerb() *cobra.Command {
 	cmd.Flags().StringVar(&at.host, "docker-host", env("DOCKER_HOST", ""), "the Docker Engine to look at (default: DOCKER_HOST, or the usual socket)")
 	cmd.Flags().StringVar(&at.image, "docker-image", env("DOCKER_IMAGE", docker.DefaultImage), "the image that machines are made from")
 	cmd.Flags().StringVar(&at.runtime, "docker-runtime", env("DOCKER_RUNTIME", ""), "the engine's runtime for machines, such as runsc")
+	cmd.Flags().StringVar(&only, "only", "", "run only the rules that have these `words` in their names")
 	cmd.Long = cmd.Short + ".\n\nIt needs no server, no data directory and no network, touches no machine that is there, and takes some minutes."
 	return cmd
 }

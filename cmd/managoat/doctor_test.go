@@ -10,7 +10,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/moby/moby/client"
+
 	"managoat/sandbox/conformance"
+	"managoat/sandbox/docker/dockertest"
 )
 
 // nobody is a user that has nothing on a test host.
@@ -65,6 +68,61 @@ func TestTheDoctorRunsEveryRuleOfSandboxesWithoutRoot(t *testing.T) {
 	}
 	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
 		t.Errorf("the doctor left %v (%v)", left, err)
+	}
+}
+
+// An engine without the machines' image, and without a registry, is tried with what this host has.
+func TestTheDoctorTriesAnEngineThatHasNoImage(t *testing.T) {
+	t.Parallel()
+	engine, err := dockertest.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := engine.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), os.Getenv("MANAGOAT_TEST_BINARY"), "doctor", "sandbox", "docker", "--docker-host", engine.Host, "--only", "machine")
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Errorf("%v: %s%s", err, out, stderr.Bytes())
+	}
+	kept := 0
+	for _, c := range conformance.Checks() {
+		said := strings.Contains(string(out), c.Name)
+		switch {
+		case !strings.Contains(c.Name, "machine"):
+			if said {
+				t.Errorf("the rule %q was not asked for", c.Name)
+			}
+		case c.Full:
+			if !strings.Contains(string(out), "! only the full image proves it: "+c.Name+"\n") {
+				t.Errorf("it is not said that the rule %q needs the image", c.Name)
+			}
+		default:
+			kept++
+			if !strings.Contains(string(out), "✓ "+c.Name+" (") {
+				t.Errorf("the rule %q was not kept", c.Name)
+			}
+		}
+	}
+	for _, want := range []string{fmt.Sprintf("%d of %d rules kept", kept, kept), "a skeleton of busybox stands in for it", "→ make image"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the doctor does not say %q:\n%s", want, out)
+		}
+	}
+	c, err := engine.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	containers, err := c.ContainerList(t.Context(), client.ContainerListOptions{All: true})
+	images, ierr := c.ImageList(t.Context(), client.ImageListOptions{All: true})
+	if err != nil || ierr != nil || len(containers.Items) > 0 || len(images.Items) > 0 {
+		t.Errorf("the doctor left %+v %+v (%v %v)", containers.Items, images.Items, err, ierr)
 	}
 }
 

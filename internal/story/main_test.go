@@ -14,13 +14,13 @@ import (
 	"managoat/internal/runtime"
 	"managoat/internal/testworld"
 	"managoat/sandbox/docker/dockertest"
+	"managoat/sandbox/sandboxtest"
 )
 
 // Names of what the tests can be given, so that they need not make it.
 const (
-	binaryVariable   = "MANAGOAT_TEST_BINARY"   // the server to test
-	runtimesVariable = "MANAGOAT_RUNTIMES_DIR"  // where adapters are installed
-	providerVariable = "MANAGOAT_TEST_PROVIDER" // of all machines: local, unless it says docker
+	binaryVariable   = "MANAGOAT_TEST_BINARY"  // the server to test
+	runtimesVariable = "MANAGOAT_RUNTIMES_DIR" // where adapters are installed
 )
 
 func TestMain(m *testing.M) {
@@ -82,12 +82,12 @@ func (g *ground) lay() (err error) {
 		}
 		g.runtimes = filepath.Join(cache, "managoat-tests", "runtimes")
 	}
-	if os.Getenv(providerVariable) == "docker" {
-		engine, err := dockertest.Open()
+	if sandboxtest.Name() == sandboxtest.Docker {
+		host, err := sandboxtest.Place()
 		if err != nil {
 			return err
 		}
-		g.provider = []string{"MANAGOAT_SANDBOX_PROVIDERS=docker", "MANAGOAT_SANDBOX_PROVIDER=docker", "MANAGOAT_DOCKER_HOST=" + engine.Host, "MANAGOAT_DOCKER_IMAGE=" + dockertest.Image}
+		g.provider = []string{"MANAGOAT_SANDBOX_PROVIDERS=docker", "MANAGOAT_SANDBOX_PROVIDER=docker", "MANAGOAT_DOCKER_HOST=" + host, "MANAGOAT_DOCKER_IMAGE=" + dockertest.Image}
 	}
 	for _, name := range []string{"node", runtime.Claude} {
 		if out, err := exec.Command(g.binary, "runtimes", "install", name, "--runtimes-dir", g.runtimes).CombinedOutput(); err != nil {
@@ -101,7 +101,7 @@ func (g *ground) lay() (err error) {
 func build(root, dir, version string) (string, error) {
 	guest, binary, overlay := filepath.Join(dir, "managoat-guest"), filepath.Join(dir, "managoat"), filepath.Join(dir, "overlay.json")
 	place := filepath.Join(root, "cmd/managoat/guest/managoat-guest")
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {place + "-" + goruntime.GOARCH: guest, place: guest}}) // the second is an earlier tree's
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {place + "-" + goruntime.GOARCH: guest, place: guest}}) // the first is an earlier tree's
 	if err != nil {
 		return "", err
 	}

@@ -13,6 +13,7 @@ import (
 	"managoat/internal/input"
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
+	"managoat/sandbox"
 )
 
 // benchSetups is how many setups of each kind are compared.
@@ -53,7 +54,7 @@ func BenchmarkSetup(b *testing.B) {
 	// kept waits until the newest layer is another than the one before.
 	kept := func(before string) (id string) {
 		for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
-			all, err := w.Provider.ListLayers(b.Context(), nil)
+			all, err := w.Provider.(sandbox.Layers).ListLayers(b.Context(), nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -20,6 +20,7 @@ import (
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
 	"managoat/sandbox"
+	"managoat/sandbox/sandboxtest"
 )
 
 // nosyPackage writes whatever its installation finds where it stays.
@@ -33,7 +34,7 @@ const greetings = "hello from a Debian package\nhello from an npm package\n"
 // layers are those that are kept of an account, the newest first.
 func layers(t *testing.T, w *workspacetest.World, account uuid.UUID) []sandbox.Layer {
 	t.Helper()
-	all, err := w.Provider.ListLayers(t.Context(), map[string]string{sandbox.LabelInstance: w.Host.Instance, sandbox.LabelTenant: account.String()})
+	all, err := w.Provider.(sandbox.Layers).ListLayers(t.Context(), map[string]string{sandbox.LabelInstance: w.Host.Instance, sandbox.LabelTenant: account.String()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,6 +72,7 @@ func installed(t *testing.T, w *workspacetest.World, ws workspace.Workspace, wan
 // in the layer.
 func TestTheSecondSetupInstallsNothingAndALayerHoldsNoSecret(t *testing.T) {
 	t.Parallel()
+	sandboxtest.Needs(t, sandboxtest.Local, "it keeps what was installed")
 	w := workspacetest.New(t)
 	w.Outside.Debian.Add(nosyPackage)
 	const variable, hidden, vaulted = "variable-5b8e1f", "environment-secret-77c1d2", "vault-secret-0e94aa"
@@ -162,6 +164,7 @@ func TestTheSecondSetupInstallsNothingAndALayerHoldsNoSecret(t *testing.T) {
 
 func TestALayerComesFromASetupThatSucceedsAndIsItsAccountsAlone(t *testing.T) {
 	t.Parallel()
+	sandboxtest.Needs(t, sandboxtest.Local, "it keeps what was installed")
 	w := workspacetest.New(t)
 	begin := func(actor tenant.Actor, fresh bool, script string) workspace.Workspace {
 		t.Helper()

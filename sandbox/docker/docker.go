@@ -3,11 +3,13 @@
 // socket of are all the same.
 //
 // A machine is a container without a network, with few capabilities and Docker's own system call filter; its disk is the
-// container's writable layer. The guest is its first process and takes everything from what it starts. Its connections come
-// in through processes that the engine starts beside it (package bridge).
+// container's writable layer. The guest is its first process and takes everything from what it starts. Its first connection
+// is its standard input and output; further ones come in through processes that the engine starts beside it (package bridge).
 package docker
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -31,6 +33,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
+	"managoat/sandbox/diskwatch"
 	"managoat/sandbox/guest"
 	"managoat/sandbox/guest/bridge"
 )
@@ -42,8 +45,8 @@ const DefaultImage = "managoat-machine:latest"
 const (
 	startTimeout = time.Minute      // from a container that exists to a guest that answers, on a host that is short of CPU
 	stopTimeout  = 30 * time.Second // for the kernel to end what was killed
+	maxWords     = 1024             // bytes of a guest's last words
 	spareLife    = 5 * time.Second  // of a connection that a start leaves for who starts a machine
-	logSize      = "1m"             // of what a guest says about itself
 )
 
 // Labels of ours besides a machine's own.
@@ -87,7 +90,7 @@ type Provider struct {
 	engine *client.Client
 	guest  string // digest of the guest's binary
 	images images
-	disks  disks
+	disks  diskwatch.Disks
 	mu     sync.Mutex
 	locks  map[string]*sync.Mutex
 	spares map[string]*spare
@@ -239,7 +242,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Creat
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}, Runtime: p.opts.Runtime, Mounts: mounts,
 		DNS: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, DNSOptions: []string{"timeout:1", "attempts:1"},
 		ExtraHosts: []string{guest.ModelHost + ":" + guest.ModelAddr, guest.APIHost + ":" + guest.APIAddr},
-		LogConfig:  container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": logSize, "max-file": "1"}},
+		LogConfig:  container.LogConfig{Type: "none"}, // standard output is a connection
 		Sysctls:    map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
 	}
 	host.Memory, host.MemorySwap, host.NanoCPUs, host.PidsLimit = l.MemoryBytes, l.MemoryBytes, int64(l.CPUs*1e9), &l.Pids
@@ -247,7 +250,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Creat
 		Name: spec.Name,
 		Config: &container.Config{
 			Image: img.id, Hostname: spec.Hostname, User: "0:0", WorkingDir: "/", Labels: labels, StopSignal: "SIGKILL",
-			Entrypoint: []string{bridge.Program}, Cmd: []string{},
+			Entrypoint: []string{bridge.Program}, Cmd: []string{}, OpenStdin: true, StdinOnce: true,
 			Env: []string{bridge.KeyVariable + "=" + hex.EncodeToString(key[:]), bridge.LinksVariable + "=" + strings.Join(links, ":")},
 		},
 		HostConfig: &host,
@@ -385,30 +388,28 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	var conn *stream
 	switch {
 	case c.State.Paused:
 		if _, err := p.engine.ContainerUnpause(ctx, id, client.ContainerUnpauseOptions{}); err != nil && !errdefs.IsConflict(err) {
 			return failed(op, "the container cannot go on", err)
 		}
+		conn, err = p.open(ctx, id)
 	case c.State.Running:
+		conn, err = p.open(ctx, id)
 	default:
-		p.disks.forget(id)
+		p.disks.Forget(id)
 		if c.Config.Labels[labelGuest] != p.guest { // it was made by another version of this server
 			if err := p.copyGuest(ctx, id); err != nil {
 				return failed(op, "the guest cannot be copied into the container", err)
 			}
 		}
-		_, err := p.engine.ContainerStart(ctx, id, client.ContainerStartOptions{})
-		if err != nil && strings.Contains(err.Error(), bridge.Program) { // machine root has moved it away
+		if conn, err = p.boot(ctx, id); err != nil && strings.Contains(err.Error(), bridge.Program) { // machine root has moved it away
 			if err = p.copyGuest(ctx, id); err == nil {
-				_, err = p.engine.ContainerStart(ctx, id, client.ContainerStartOptions{})
+				conn, err = p.boot(ctx, id)
 			}
 		}
-		if err != nil {
-			return failed(op, "the container does not start", err)
-		}
 	}
-	conn, err := p.open(ctx, id)
 	if err != nil {
 		return p.unanswered(ctx, op, id, err)
 	}
@@ -416,29 +417,39 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 	return nil
 }
 
-// unanswered says why a guest does not answer: where its container has ended, in its own last words.
+// unanswered says why a machine does not start: where its guest has ended, in its own last words.
 func (p *Provider) unanswered(ctx context.Context, op, id string, cause error) error {
 	c, err := p.inspect(ctx, op, id)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if c.State.Running {
+	case c.State.Running:
 		return failed(op, "the guest does not answer", cause)
+	case c.State.Status != container.StateExited || c.State.Error != "":
+		return failed(op, "the container does not start", cause)
 	}
-	words := p.lastWords(ctx, id)
-	return fail(sandbox.Unavailable, op, fmt.Sprintf("the guest ended at once, with exit code %d: %s", c.State.ExitCode, words), cause)
+	return fail(sandbox.Unavailable, op, fmt.Sprintf("the guest ended at once, with exit code %d: %s", c.State.ExitCode, p.lastWords(ctx, id)), cause)
 }
 
-// lastWords is what a container printed last.
+// lastWords is the last line of what a guest had to say about itself.
 func (p *Provider) lastWords(ctx context.Context, id string) string {
-	r, err := p.engine.ContainerLogs(ctx, id, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true, Tail: "5"})
+	r, err := p.engine.CopyFromContainer(ctx, id, client.CopyFromContainerOptions{SourcePath: bridge.Log})
 	if err != nil {
 		return ""
 	}
-	defer r.Close()
-	var out strings.Builder
-	io.Copy(&out, io.LimitReader(demux(r), 4096))
-	return strings.TrimSpace(out.String())
+	defer r.Content.Close()
+	archive := tar.NewReader(r.Content)
+	head, err := archive.Next()
+	if err != nil {
+		return ""
+	}
+	if _, err := io.CopyN(io.Discard, archive, head.Size-maxWords); err != nil && head.Size > maxWords {
+		return ""
+	}
+	words, _ := io.ReadAll(io.LimitReader(archive, maxWords))
+	words = bytes.TrimSpace(words)
+	words = words[bytes.LastIndexByte(words, '\n')+1:]
+	return string(words)
 }
 
 // Stop kills every process of a machine.
@@ -479,7 +490,7 @@ func (p *Provider) Destroy(ctx context.Context, id string) error {
 		return err
 	}
 	p.dropSpare(id)
-	p.disks.forget(id)
+	p.disks.Forget(id)
 	for deadline := time.Now().Add(stopTimeout); ; {
 		// By its id: a new one of the same name must not be hit.
 		_, err := p.engine.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})

@@ -270,20 +270,22 @@ func TestAConnectionThatDropsIsMadeAnewAndTheCommandGoesOn(t *testing.T) {
 	t.Parallel()
 	p := on(t, dockertest.Shared(t))
 	id := made(t, p)
-	g := woken(t, p, id)
+	first := woken(t, p, id) // the guest's own standard input and output
+	g := dialled(t, p, id)   // a process beside it
 	if err := g.Start(t.Context(), guest.Exec{ID: "count", Argv: []string{"sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done; exit 4"}, Spool: guest.SpoolProtocol}); err != nil {
 		t.Fatal(err)
 	}
 	// The process that the engine started beside the guest is killed by machine root, the most that a machine can do to it.
-	out, errs, exit, err := g.Run(t.Context(), guest.Exec{ID: "cut", User: guest.Root, Argv: []string{"sh", "-c", "for p in /proc/[0-9]*; do grep -qa bridge $p/cmdline 2>/dev/null && kill -9 ${p#/proc/}; done; true"}})
-	if err == nil {
-		t.Logf("%s %s %+v", out, errs, exit)
+	out, errs, exit, err := first.Run(t.Context(), guest.Exec{ID: "cut", User: guest.Root, Argv: []string{"sh", "-c", "for p in /proc/[0-9]*; do grep -qa '[b]ridge' $p/cmdline 2>/dev/null && kill -9 ${p#/proc/}; done; true"}})
+	if err != nil || exit.Code != 0 {
+		t.Fatalf("%s %s %+v %v", out, errs, exit, err)
 	}
 	select {
 	case <-g.Done():
 	case <-time.After(30 * time.Second):
 		t.Fatal("a connection whose process is gone stays open")
 	}
+	first.Close() // nor does the machine need the one that it was started with
 	var said strings.Builder
 	ended, err := dialled(t, p, id).Follow(t.Context(), "count", guest.Offsets{}, func(c guest.Chunk) error {
 		said.Write(c.Data)

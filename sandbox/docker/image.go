@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,9 @@ func (p *Provider) image(ctx context.Context) (prepared, error) {
 	}
 	if err != nil {
 		return prepared{}, failed(op, "the image cannot be looked at", err)
+	}
+	if from.Architecture != runtime.GOARCH { // the guest and the runtimes that machines get are this server's
+		return prepared{}, fail(sandbox.Unavailable, op, fmt.Sprintf("the image %s is for %s, and this server's machines are %s: build it with `make image` on an engine of that processor", p.opts.Image, from.Architecture, runtime.GOARCH), nil)
 	}
 	sum := sha256.Sum256([]byte(from.ID + "\n" + p.guest + "\n" + string(p.opts.AptSources)))
 	tag := preparedRepository + ":" + hex.EncodeToString(sum[:12])

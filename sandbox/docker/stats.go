@@ -8,7 +8,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,16 +15,10 @@ import (
 	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
+	"managoat/sandbox/diskwatch"
 )
 
-// The disk limit is kept by looking, as no limit of the engine's works on every file system. A machine that is over it is
-// paused, so that nothing of it is lost, until it is stopped and started, which gives it a little room to delete in.
-const (
-	diskSlack    = 64 << 20        // bytes a machine that starts over its limit may still write
-	diskPeriod   = 2 * time.Second // between rounds
-	diskPatience = 20              // looking takes at most one part in this many of the time
-	diskFresh    = 2 * time.Second // how old an answer of Stats may be
-)
+const diskPeriod = 2 * time.Second // between looks at all machines' disks
 
 // Stats reads what a machine uses now.
 func (p *Provider) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
@@ -34,13 +27,13 @@ func (p *Provider) Stats(ctx context.Context, id string) (sandbox.Stats, error) 
 	if err != nil {
 		return sandbox.Stats{}, err
 	}
-	d, err := p.measure(ctx, id, c.Config.Labels, diskFresh)
+	d, err := p.measure(ctx, id, c.Config.Labels, diskwatch.Fresh)
 	if err != nil {
 		return sandbox.Stats{}, failed(op, "the container's disk cannot be measured", err)
 	}
 	s := sandbox.Stats{
-		MemoryLimit: c.HostConfig.Memory, DiskBytes: d.bytes, DiskLimit: diskLimit(c.Config.Labels), DiskFull: c.State.Paused && d.bytes >= d.allow,
-		DiskMeasuredAt: d.at, MeasuredAt: time.Now(),
+		MemoryLimit: c.HostConfig.Memory, DiskBytes: d.Bytes, DiskLimit: diskLimit(c.Config.Labels), DiskFull: c.State.Paused && d.Full(),
+		DiskMeasuredAt: d.At, MeasuredAt: time.Now(),
 	}
 	if !c.State.Running {
 		return s, nil
@@ -95,59 +88,18 @@ func diskLimit(labels map[string]string) int64 {
 	return n
 }
 
-// disks is what is known of machines' disks.
-type disks struct {
-	mu sync.Mutex
-	by map[string]*measured
-}
-
-// measured is one machine's disk.
-type measured struct {
-	bytes int64
-	at    time.Time
-	took  time.Duration
-	allow int64 // what it may use before it is paused
-}
-
-func (d *disks) forget(id string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.by, id)
-}
-
 // measure returns what a machine uses, measured now or no longer ago than fresh, but for a disk that takes long to look at.
-func (p *Provider) measure(ctx context.Context, id string, labels map[string]string, fresh time.Duration) (measured, error) {
-	p.disks.mu.Lock()
-	last := p.disks.by[id]
-	if last != nil && time.Since(last.at) < max(fresh, last.took*diskPatience) {
-		defer p.disks.mu.Unlock()
-		return *last, nil
-	}
-	p.disks.mu.Unlock()
-	began := time.Now()
-	r, err := p.engine.ContainerInspect(ctx, id, client.ContainerInspectOptions{Size: true})
-	if err != nil {
-		return measured{}, err
-	}
-	if r.Container.SizeRw == nil {
-		return measured{}, errors.New("the engine does not say how large the container is")
-	}
-	now := measured{bytes: *r.Container.SizeRw, at: time.Now(), took: time.Since(began), allow: diskLimit(labels)}
-	p.disks.mu.Lock()
-	defer p.disks.mu.Unlock()
-	last = p.disks.by[id]
-	switch {
-	case now.bytes < now.allow:
-	case last != nil:
-		now.allow = last.allow
-	default:
-		now.allow = now.bytes + diskSlack // it was started over its limit
-	}
-	if p.disks.by == nil {
-		p.disks.by = map[string]*measured{}
-	}
-	p.disks.by[id] = &now
-	return now, nil
+func (p *Provider) measure(ctx context.Context, id string, labels map[string]string, fresh time.Duration) (diskwatch.Measured, error) {
+	return p.disks.Measure(id, diskLimit(labels), fresh, func() (int64, error) {
+		r, err := p.engine.ContainerInspect(ctx, id, client.ContainerInspectOptions{Size: true})
+		if err != nil {
+			return 0, err
+		}
+		if r.Container.SizeRw == nil {
+			return 0, errors.New("the engine does not say how large the container is")
+		}
+		return *r.Container.SizeRw, nil
+	})
 }
 
 // watchDisks pauses machines whose disk is over its limit.
@@ -183,7 +135,7 @@ func (p *Provider) checkDisks(ctx context.Context) error {
 		if err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("measure %s: %w", id, err)
 		}
-		if err == nil && d.allow > 0 && d.bytes >= d.allow {
+		if err == nil && d.Full() {
 			if err := p.pauseFull(ctx, id, c.ID); err != nil {
 				return err
 			}
@@ -195,14 +147,11 @@ func (p *Provider) checkDisks(ctx context.Context) error {
 // pauseFull pauses a machine that was found full, unless it was started again meanwhile to make room.
 func (p *Provider) pauseFull(ctx context.Context, id, containerID string) error {
 	defer p.lock(id)()
-	p.disks.mu.Lock()
-	d := p.disks.by[id]
-	full := d != nil && d.bytes >= d.allow
-	p.disks.mu.Unlock()
-	if !full {
+	d, _ := p.disks.Last(id)
+	if !d.Full() {
 		return nil
 	}
-	p.log.Warn("docker provider: a machine's disk is full", "machine", id, "bytes", d.bytes, "limit", d.allow)
+	p.log.Warn("docker provider: a machine's disk is full", "machine", id, "bytes", d.Bytes)
 	_, err := p.engine.ContainerPause(ctx, containerID, client.ContainerPauseOptions{})
 	if errdefs.IsConflict(err) || errdefs.IsNotFound(err) { // it has ended, or is paused
 		return nil

@@ -56,7 +56,22 @@ func Attach(host string) (*Guests, error) {
 // Guest opens a stream to a machine's guest, as Provider.Guest does.
 func (g *Guests) Guest(ctx context.Context, id string) (net.Conn, error) { return g.p.Guest(ctx, id) }
 
-// open returns a stream that the guest has answered on.
+// boot starts a machine's container and returns the stream that is its guest's standard input and output, once the guest has
+// answered on it.
+func (p *Provider) boot(ctx context.Context, id string) (*stream, error) {
+	// The connection outlives the call, so it must not hang on its context.
+	attached, err := p.engine.ContainerAttach(context.WithoutCancel(ctx), id, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.engine.ContainerStart(ctx, id, client.ContainerStartOptions{}); err != nil {
+		attached.Close()
+		return nil, err
+	}
+	return answered(ctx, attached.HijackedResponse)
+}
+
+// open starts a process beside a machine's guest and returns its stream, once the guest has answered on it.
 func (p *Provider) open(ctx context.Context, id string) (*stream, error) {
 	created, err := p.engine.ExecCreate(ctx, id, client.ExecCreateOptions{
 		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{bridge.Program, bridge.Argument},
@@ -64,29 +79,36 @@ func (p *Provider) open(ctx context.Context, id string) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The connection outlives the call, so it must not hang on its context.
 	attached, err := p.engine.ExecAttach(context.WithoutCancel(ctx), created.ID, client.ExecAttachOptions{})
 	if err != nil {
 		return nil, err
 	}
+	return answered(ctx, attached.HijackedResponse)
+}
+
+// answered waits for the guest's answer.
+func answered(ctx context.Context, attached client.HijackedResponse) (*stream, error) {
 	s := &stream{Conn: attached.Conn, frames: frames{in: attached.Reader}}
-	answered := make(chan error, 1)
+	read := make(chan error, 1)
 	go func() {
 		var b [1]byte
 		_, err := io.ReadFull(s, b[:])
 		if err == nil && b[0] != bridge.Connected {
 			err = fmt.Errorf("the guest answered %q", b)
 		}
-		answered <- err
+		read <- err
 	}()
+	var err error
 	select {
-	case err = <-answered:
+	case err = <-read:
 	case <-ctx.Done():
+		s.Close()
+		<-read
 		err = ctx.Err()
 	}
 	if err != nil {
 		s.Close()
-		if said := strings.TrimSpace(s.said()); said != "" {
+		if said := strings.TrimSpace(string(s.errs)); said != "" {
 			err = fmt.Errorf("%w: %s", err, said)
 		}
 		return nil, err
@@ -125,26 +147,17 @@ type frames struct {
 	errs []byte
 }
 
-// demux is the standard output and error of a stream in frames, as they come.
-func demux(r io.Reader) io.Reader { return &joined{frames{in: bufio.NewReader(r)}} }
-
-type joined struct{ frames }
-
-func (j *joined) Read(b []byte) (int, error) { return j.read(b, true) }
-
-func (f *frames) Read(b []byte) (int, error) { return f.read(b, false) }
-
-func (f *frames) read(b []byte, both bool) (int, error) {
+func (f *frames) Read(b []byte) (int, error) {
 	for f.left == 0 {
 		var head [8]byte
 		if _, err := io.ReadFull(f.in, head[:]); err != nil {
 			return 0, err
 		}
 		size := int(binary.BigEndian.Uint32(head[4:]))
-		switch {
-		case head[0] == frameStdout, head[0] == frameStderr && both:
+		switch head[0] {
+		case frameStdout:
 			f.left = size
-		case head[0] == frameStderr:
+		case frameStderr:
 			text := make([]byte, min(size, maxSaid))
 			if _, err := io.ReadFull(f.in, text); err != nil {
 				return 0, err
@@ -163,9 +176,6 @@ func (f *frames) read(b []byte, both bool) (int, error) {
 	f.left -= n
 	return n, err
 }
-
-// said is what came on standard error. It is for after the last read.
-func (f *frames) said() string { return string(f.errs) }
 
 // spare is a connection that a start has proved to work and nobody has asked for yet.
 type spare struct {

@@ -7,77 +7,26 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"managoat/sandbox/diskwatch"
 )
 
-// The disk limit is kept by looking: no quota works on every file system. A machine that is over it is frozen,
-// so that nothing of it is lost, until it is stopped and started, which gives it a little room to delete in.
 const (
-	diskSlack    = 64 << 20         // bytes a machine that starts over its limit may still write
-	diskNoise    = 16 << 20         // a change of the host's free space that is not worth a look
-	diskPeriod   = 30 * time.Second // between looks when nothing changes
-	diskPatience = 10               // looking takes at most one part in this many of the time
-	diskFresh    = 5 * time.Second  // how old an answer of Stats may be
+	diskNoise  = 16 << 20         // a change of the host's free space that is not worth a look
+	diskPeriod = 30 * time.Second // between looks when nothing changes
 )
 
 // usage is what is known of machines' disks.
 type usage struct {
+	diskwatch.Disks
 	mu      sync.Mutex
-	by      map[string]*measured
 	free    int64 // of the host's disk at the last round
 	lastAll time.Time
 }
 
-// measured is one machine's disk.
-type measured struct {
-	bytes int64
-	at    time.Time
-	took  time.Duration
-	allow int64 // what it may use before it is frozen
-}
-
-func (u *usage) forget(name string) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	delete(u.by, name)
-}
-
-func (u *usage) last(name string) measured {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if d := u.by[name]; d != nil {
-		return *d
-	}
-	return measured{}
-}
-
 // of returns what a machine uses, measured now or no longer ago than fresh, but for a disk that takes long to look at.
-func (u *usage) of(m *machine, fresh time.Duration) (measured, error) {
-	if d := u.last(m.Name); time.Since(d.at) < max(fresh, d.took*diskPatience) {
-		return d, nil
-	}
-	began := time.Now()
-	bytes, err := diskUse(m.dir)
-	if err != nil {
-		return measured{}, err
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.by == nil {
-		u.by = make(map[string]*measured)
-	}
-	d := u.by[m.Name]
-	if d == nil {
-		d = &measured{allow: max(m.Limits.DiskBytes, bytes+diskSlack)}
-		if bytes < m.Limits.DiskBytes {
-			d.allow = m.Limits.DiskBytes
-		}
-		u.by[m.Name] = d
-	}
-	if bytes < m.Limits.DiskBytes {
-		d.allow = m.Limits.DiskBytes
-	}
-	d.bytes, d.at, d.took = bytes, time.Now(), time.Since(began)
-	return *d, nil
+func (u *usage) of(m *machine, fresh time.Duration) (diskwatch.Measured, error) {
+	return u.Measure(m.Name, m.Limits.DiskBytes, fresh, func() (int64, error) { return diskUse(m.dir) })
 }
 
 // diskUse adds up what the files below dir occupy. What vanishes meanwhile does not count.
@@ -138,9 +87,9 @@ func (p *Provider) checkDisks(ctx context.Context) {
 		d, err := p.usage.of(m, 0)
 		switch {
 		case err != nil:
-		case d.bytes >= d.allow:
+		case d.Full():
 			all = p.freezeFull(ctx, m) && all
-		case d.at.Before(began):
+		case d.At.Before(began):
 			all = false // it was too early for another look, and what changed may be here
 		}
 	}
@@ -166,8 +115,8 @@ func (p *Provider) freezeFull(ctx context.Context, m *machine) bool {
 	if running, err := m.running(); err != nil || !running {
 		return true
 	}
-	d := p.usage.last(m.Name)
-	if d.at.IsZero() || d.bytes < d.allow {
+	d, _ := p.usage.Last(m.Name)
+	if !d.Full() {
 		return true // it was started again meanwhile
 	}
 	l, any, err := p.lastLife(ctx, m)
@@ -178,7 +127,7 @@ func (p *Provider) freezeFull(ctx context.Context, m *machine) bool {
 	if g.frozen() {
 		return true
 	}
-	p.log.Warn("local provider: a machine's disk is full", "machine", m.Name, "bytes", d.bytes, "limit", m.Limits.DiskBytes)
+	p.log.Warn("local provider: a machine's disk is full", "machine", m.Name, "bytes", d.Bytes, "limit", m.Limits.DiskBytes)
 	if err := g.freeze(true); err == nil {
 		return true
 	}

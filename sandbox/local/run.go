@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"managoat/sandbox"
+	"managoat/sandbox/diskwatch"
 	"managoat/sandbox/guest/boot"
 )
 
@@ -381,7 +382,7 @@ func (p *Provider) end(ctx context.Context, m *machine, locked bool) error {
 	if err := g.remove(deadline); err != nil {
 		return err
 	}
-	p.usage.forget(m.Name)
+	p.usage.Forget(m.Name)
 	for _, name := range []string{m.path("run.json"), m.path("ctl", socketName)} {
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -618,10 +619,10 @@ func (p *Provider) Stats(ctx context.Context, id string) (sandbox.Stats, error) 
 	if running && readJSON(m.path("run.json"), &l) == nil {
 		p.groups.group(l.Group).stats(&s)
 	}
-	d, err := p.usage.of(m, diskFresh)
+	d, err := p.usage.of(m, diskwatch.Fresh)
 	if err != nil {
 		return sandbox.Stats{}, failed("stats", "the machine's disk cannot be measured", err)
 	}
-	s.DiskBytes, s.DiskFull, s.DiskMeasuredAt = d.bytes, d.bytes >= m.Limits.DiskBytes, d.at
+	s.DiskBytes, s.DiskFull, s.DiskMeasuredAt = d.Bytes, d.Bytes >= m.Limits.DiskBytes, d.At
 	return s, nil
 }

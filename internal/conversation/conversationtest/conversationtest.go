@@ -1,5 +1,5 @@
-// Package conversationtest gives tests a whole host with conversations: a database, the local provider with real machines
-// that see the runtimes' directory, a real egress process whose rows go into the ledger, and the services of workspaces and
+// Package conversationtest gives tests a whole host with conversations: a database, a provider with real machines that
+// see the runtimes' directory, a real egress process whose rows go into the ledger, and the services of workspaces and
 // conversations, in the outside world of package testworld.
 package conversationtest
 
@@ -43,10 +43,10 @@ import (
 	"managoat/internal/workspace"
 	"managoat/sandbox"
 	"managoat/sandbox/conformance/conformancetest"
-	"managoat/sandbox/local"
+	"managoat/sandbox/sandboxtest"
 )
 
-// egressVariable makes a test process the egress process of a test: the provider's directory.
+// egressVariable makes a test process the egress process of a test: the provider's place.
 const egressVariable = "MANAGOAT_CONVERSATION_TEST_EGRESS"
 
 // AgentCommand runs the tests' own agent in a machine.
@@ -59,11 +59,16 @@ func Main(m *testing.M) int {
 	if dir := os.Getenv(egressVariable); dir != "" {
 		return serveEgress(dir, os.Getenv(egressVariable+"_DIR"))
 	}
-	defer shared.close()
-	return m.Run()
+	code := m.Run()
+	shared.close()
+	if err := sandboxtest.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, "after the tests:", err)
+		code = max(code, 1)
+	}
+	return code
 }
 
-// shared is what all tests of a process use: the provider's directory, whose layout takes seconds, and the test agent.
+// shared is what all tests of a process use: the provider's place, and the test agent.
 var shared ground
 
 type ground struct {
@@ -83,7 +88,7 @@ func (g *ground) open(tb testing.TB) {
 }
 
 func (g *ground) lay() (err error) {
-	if g.machines, err = os.MkdirTemp("", "mgc"); err != nil {
+	if g.machines, err = sandboxtest.Place(); err != nil {
 		return err
 	}
 	if g.agent, err = os.MkdirTemp("", "mga"); err != nil {
@@ -92,8 +97,7 @@ func (g *ground) lay() (err error) {
 	if err := os.Chmod(g.agent, 0o755); err != nil {
 		return err
 	}
-	_, file := here()
-	cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(g.agent, "agent"), filepath.Join(filepath.Dir(file), "..", "testdata", "agent"))
+	cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(g.agent, "agent"), "managoat/internal/conversation/testdata/agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the test agent: %w\n%s", err, out)
@@ -113,10 +117,8 @@ func (g *ground) lay() (err error) {
 }
 
 func (g *ground) close() {
-	for _, dir := range []string{g.machines, g.agent} {
-		if dir != "" {
-			os.RemoveAll(dir)
-		}
+	if g.agent != "" {
+		os.RemoveAll(g.agent)
 	}
 }
 
@@ -124,19 +126,10 @@ func serveEgress(machines, dir string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	err := func() error {
-		all, err := filepath.Glob(filepath.Join(machines, "bin", "managoat-guest-*"))
-		if err != nil || len(all) == 0 {
-			return fmt.Errorf("no guest binary in %s: %v", machines, err)
-		}
-		guest, err := os.ReadFile(all[0])
+		p, err := sandboxtest.Attach(machines)
 		if err != nil {
 			return err
 		}
-		p, err := local.New(local.Options{Dir: machines, GuestBinary: guest})
-		if err != nil {
-			return err
-		}
-		defer p.Close()
 		return broker.Serve(ctx, broker.Options{Dir: dir, Dial: func(ctx context.Context, _ broker.Settings, m broker.Machine) (net.Conn, error) {
 			return p.Guest(ctx, m.Ref)
 		}})
@@ -177,7 +170,7 @@ type Options struct {
 
 // Server is a server's services on the world's host.
 type Server struct {
-	Provider      *local.Provider
+	Provider      sandboxtest.Provider
 	Egress        *broker.Client
 	Machines      *machine.Service
 	Environments  *environment.Service
@@ -263,7 +256,7 @@ func (w *World) services() (*Server, error) {
 	log := slog.New(slog.NewTextHandler(w.tb.Output(), nil))
 	s := &Server{stop: func() {}}
 	var err error
-	if s.Provider, err = local.New(local.Options{Dir: shared.machines, GuestBinary: conformancetest.GuestBinary(w.tb), Log: log, MountRoots: []string{shared.runtimes, shared.agent}}); err != nil {
+	if s.Provider, err = sandboxtest.Open(shared.machines, conformancetest.GuestBinary(w.tb), []string{shared.runtimes, shared.agent}, log); err != nil {
 		return nil, err
 	}
 	var settings broker.Settings
@@ -297,7 +290,7 @@ func (w *World) services() (*Server, error) {
 		return s.Workspaces.EnvironmentChanged(ctx, tx, tenantID, id, changed)
 	})
 	s.Vaults = vault.NewService(w.DB, w.Keys)
-	s.Agents = agent.NewService(w.DB, []string{"local"})
+	s.Agents = agent.NewService(w.DB, []string{s.Provider.Name()})
 	s.Inference = inference.NewService(w.DB, w.Keys, settings.AllowPrivate)
 	prompts := w.opts.Prompts
 	if prompts == 0 {
@@ -307,12 +300,12 @@ func (w *World) services() (*Server, error) {
 	s.Conversations = conversation.New(w.DB, conversation.Options{Owner: w.host, RuntimesDir: shared.runtimes, Agents: s.Agents, Inference: s.Inference,
 		Keys: w.Keys, Broker: s.Egress, Ledger: s.Ledger, Writer: s.Writer, Account: account, Quotas: quotas, Log: log})
 	runner := operation.NewRunner(w.DB, w.host, log)
-	providers := map[string]sandbox.Provider{"local": s.Provider}
+	providers := map[string]sandbox.Provider{s.Provider.Name(): s.Provider}
 	if w.disabled {
 		clear(providers)
 	}
 	s.Machines = machine.New(w.DB, machine.Options{Host: w.host, URL: "http://" + w.host.String(), Instance: w.name,
-		Providers: providers, Default: "local", Egress: s.Egress, Limits: w.opts.Limits, Quotas: quotas, Fleet: 50, Log: log,
+		Providers: providers, Default: s.Provider.Name(), Egress: s.Egress, Limits: w.opts.Limits, Quotas: quotas, Fleet: 50, Log: log,
 		Mounts: func(context.Context) ([]sandbox.Mount, error) {
 			return append(runtime.Mounts(shared.runtimes), sandbox.Mount{Source: shared.agent, Target: agentMount}), nil
 		},

@@ -1,5 +1,5 @@
-// Package workspacetest gives tests a whole host: a database with accounts, the local provider with real machines, a
-// real egress process, and the services of workspaces over them, in the outside world of package testworld.
+// Package workspacetest gives tests a whole host: a database with accounts, a provider with real machines, a real
+// egress process, and the services of workspaces over them, in the outside world of package testworld.
 package workspacetest
 
 import (
@@ -37,12 +37,12 @@ import (
 	"managoat/queries"
 	"managoat/sandbox"
 	"managoat/sandbox/conformance/conformancetest"
-	"managoat/sandbox/local"
+	"managoat/sandbox/sandboxtest"
 )
 
 // Variables that make a test process one of ours instead.
 const (
-	egressVariable = "MANAGOAT_TEST_EGRESS" // the provider's directory
+	egressVariable = "MANAGOAT_TEST_EGRESS" // the provider's place
 	serverVariable = "MANAGOAT_TEST_SERVER" // a Host as JSON
 	testsVariable  = "MANAGOAT_TEST_PID"    // of the process that runs the tests
 )
@@ -57,35 +57,18 @@ func Main(m *testing.M) int {
 		return serveHost(config)
 	}
 	os.Setenv(testsVariable, fmt.Sprint(os.Getpid())) // for what it starts
-	defer shared.close()
-	return m.Run()
-}
-
-// shared is the one local provider of a test process: what it makes machines from takes seconds to lay out, and one is
-// enough for all tests. The machines of each are told apart by their instance.
-var shared provider
-
-type provider struct {
-	once sync.Once
-	dir  string
-	err  error
-}
-
-func (p *provider) open() (string, error) {
-	p.once.Do(func() { p.dir, p.err = os.MkdirTemp("", "mgt") })
-	return p.dir, p.err
-}
-
-func (p *provider) close() {
-	if p.dir != "" {
-		os.RemoveAll(p.dir)
+	code := m.Run()
+	if err := sandboxtest.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, "after the tests:", err)
+		code = max(code, 1)
 	}
+	return code
 }
 
 func serveEgress(machines, dir string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	p, err := local.Attach(machines)
+	p, err := sandboxtest.Attach(machines)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -130,20 +113,13 @@ func orphaned(ctx context.Context) bool {
 	}
 }
 
-// sweep destroys the machines of a provider's directory, and removes it and the egress process's own.
+// sweep destroys the machines of a place, and removes it and the egress process's directory.
 func sweep(machines, egress string) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if p, err := local.New(local.Options{Dir: machines, GuestBinary: []byte("none is started")}); err == nil {
-		infos, err := p.List(ctx, nil)
-		for _, info := range infos {
-			err = errors.Join(err, p.Destroy(ctx, info.ID))
-		}
-		if err := errors.Join(err, p.Close()); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
+	if err := sandboxtest.Sweep(ctx, machines); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 	}
-	os.RemoveAll(machines)
 	os.RemoveAll(filepath.Dir(egress))
 }
 
@@ -152,7 +128,7 @@ type Host struct {
 	ID       uuid.UUID
 	Instance string
 	Dir      string // the egress process's
-	Machines string // directory of the provider
+	Machines string // the provider's place
 	App      string // the database's URLs
 	Platform string
 	ExtraCA  []byte
@@ -176,7 +152,7 @@ type Host struct {
 // Server is a server's services on one host.
 type Server struct {
 	Host         Host
-	Provider     *local.Provider
+	Provider     sandboxtest.Provider
 	Egress       *broker.Client
 	Machines     *machine.Service
 	Operations   *operation.Runner
@@ -225,7 +201,7 @@ func Quiet(tb testing.TB, options ...Option) *World {
 		Instance: identitytest.New(tb), Outside: testworld.New(tb), Occupants: &Occupants{}, Rows: &Rows{}, tb: tb,
 	}
 	w.Owner = w.Account(tb)
-	machines, err := shared.open()
+	machines, err := sandboxtest.Place()
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -259,7 +235,7 @@ func start(host Host, in *identitytest.Instance, occupants workspace.Occupants, 
 	egress := filepath.Join(host.Dir, "egress")
 	s := &Server{Host: host, stop: func() {}}
 	var err error
-	if s.Provider, err = local.New(local.Options{Dir: host.Machines, GuestBinary: guest, Log: log}); err != nil {
+	if s.Provider, err = sandboxtest.Open(host.Machines, guest, nil, log); err != nil {
 		return nil, err
 	}
 	settings := broker.Settings{ExtraCA: host.ExtraCA}
@@ -289,10 +265,10 @@ func start(host Host, in *identitytest.Instance, occupants workspace.Occupants, 
 	s.Operations = operation.NewRunner(in.DB, host.ID, log)
 	providers := map[string]sandbox.Provider{}
 	if !host.Disabled {
-		providers["local"] = s.Provider
+		providers[s.Provider.Name()] = s.Provider
 	}
 	s.Machines = machine.New(in.DB, machine.Options{
-		Host: host.ID, URL: "http://" + host.ID.String(), Instance: host.Instance, Providers: providers, Default: "local",
+		Host: host.ID, URL: "http://" + host.ID.String(), Instance: host.Instance, Providers: providers, Default: s.Provider.Name(),
 		Egress: s.Egress, Limits: host.Limits, Quotas: quota.Defaults{RunningMachines: host.Quota, PromptsPerMinute: 100}, Fleet: host.Fleet, Log: log,
 	}, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
 		return s.Workspaces.MachineChanged(ctx, tx, tenantID, id)

@@ -190,6 +190,12 @@ func (e *Engine) Remove() error {
 	return errors.Join(err, os.RemoveAll(e.Dir))
 }
 
+// Sweep ends the engine at an address, whose tests were killed, and removes its directory.
+func Sweep(host string) error {
+	e := &Engine{Host: host, Dir: filepath.Dir(strings.TrimPrefix(host, "unix://"))}
+	return errors.Join(e.sweep(), os.RemoveAll(e.Dir))
+}
+
 // sweep ends what an engine that was killed left behind: the processes that watched its containers, and their mounts.
 func (e *Engine) sweep() error {
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")

@@ -72,10 +72,75 @@ func Listen(key string) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	first, err := standard()
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("standard input and output: %w", err)
+	}
 	b := &Listener{l: l, key: []byte(key), known: make(chan net.Conn)}
 	b.ended, b.end = context.WithCancel(context.Background())
 	go b.accept()
+	if first != nil {
+		go b.hand(first)
+	}
 	return b, nil
+}
+
+// standard takes this process's standard input and output as the connection of who started it. Without one, where nobody is
+// attached, it returns nil. What this process starts has neither.
+func standard() (net.Conn, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(0, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
+		return nil, err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	var ends [2]*os.File
+	for fd := range ends {
+		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, err
+		}
+		// Without it a read could not be given up.
+		if err := unix.SetNonblock(own, true); err != nil {
+			return nil, err
+		}
+		ends[fd] = os.NewFile(uintptr(own), "standard")
+		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
+			return nil, err
+		}
+	}
+	return &pipes{File: ends[0], out: ends[1]}, nil
+}
+
+// pipes is a connection of two pipes: the one read from, and out.
+type pipes struct {
+	*os.File
+	out *os.File
+}
+
+func (p *pipes) Write(b []byte) (int, error)        { return p.out.Write(b) }
+func (p *pipes) Close() error                       { return errors.Join(p.File.Close(), p.out.Close()) }
+func (p *pipes) SetWriteDeadline(t time.Time) error { return p.out.SetWriteDeadline(t) }
+func (p *pipes) SetDeadline(t time.Time) error {
+	return errors.Join(p.SetReadDeadline(t), p.SetWriteDeadline(t))
+}
+func (p *pipes) LocalAddr() net.Addr  { return &net.UnixAddr{Name: "standard", Net: "unix"} }
+func (p *pipes) RemoteAddr() net.Addr { return p.LocalAddr() }
+
+// hand says to a caller that it is connected, and has Accept return it.
+func (b *Listener) hand(conn net.Conn) {
+	if _, err := conn.Write([]byte{Connected}); err == nil {
+		select {
+		case b.known <- conn:
+			return
+		case <-b.ended.Done():
+		}
+	}
+	conn.Close()
 }
 
 func (b *Listener) accept() {
@@ -94,13 +159,10 @@ func (b *Listener) accept() {
 		go func() {
 			defer func() { <-strangers }()
 			if b.introduced(conn) {
-				select {
-				case b.known <- conn:
-					return
-				case <-b.ended.Done():
-				}
+				b.hand(conn)
+			} else {
+				conn.Close()
 			}
-			conn.Close()
 		}()
 	}
 }
@@ -122,9 +184,6 @@ func (b *Listener) introduced(conn *net.UnixConn) bool {
 	conn.SetDeadline(time.Now().Add(keyPatience))
 	var key [KeySize]byte
 	if _, err := io.ReadFull(conn, key[:]); err != nil || subtle.ConstantTimeCompare(key[:], b.key) != 1 {
-		return false
-	}
-	if _, err := conn.Write([]byte{Connected}); err != nil {
 		return false
 	}
 	return conn.SetDeadline(time.Time{}) == nil

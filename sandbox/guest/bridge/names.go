@@ -1,6 +1,7 @@
-// Package bridge carries the server's connection into a machine that something else than Managoat keeps, as a container
-// engine does: the engine runs this program beside the guest, with its standard input and output as the stream, and it
-// passes everything on to the guest's socket.
+// Package bridge carries connections into a machine that something else than Managoat keeps, as a container engine does. The
+// first one is the guest's own standard input and output, which who starts the machine is attached to. For each further one
+// the engine runs this program beside the guest, with its standard input and output as the stream, and it passes everything
+// on to the guest's socket.
 //
 // The socket is an abstract one of the machine's network namespace, which every program of the machine can name. So who
 // connects has to show the machine's key, which the engine gives its own processes in their environment: the guest's and the
@@ -26,5 +27,11 @@ const KeyVariable = "MANAGOAT_GUEST_KEY"
 // KeySize is the length of a key, in characters.
 const KeySize = 64
 
-// Connected is the byte that the guest answers a key with.
+// Log is where the guest writes what it has to say about itself, its last words too. A start begins it anew when it is large.
+const Log = "/.managoat/guest.log"
+
+// MaxLog is how many bytes that is.
+const MaxLog = 1 << 20
+
+// Connected is the byte that the guest answers a key with, and its standard output begins with.
 const Connected = '+'

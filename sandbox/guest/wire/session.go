@@ -33,24 +33,35 @@ const (
 )
 
 // joined writes the header and the body of a frame, which the multiplexer writes one after the other, at once:
-// a header alone would wake the other side for nothing. It is for one writer.
+// a header alone would wake the other side, and everything between, for nothing. It is for one writer.
 type joined struct {
 	net.Conn
-	header [muxHeader]byte
-	held   bool
+	frame []byte // a header that waits for its body
 }
 
+// maxCopied is the largest body that is copied behind its header. What is larger is worth a call of its own where the
+// connection cannot take both in one.
+const maxCopied = 16 << 10
+
 func (j *joined) Write(b []byte) (int, error) {
-	if !j.held {
+	if len(j.frame) == 0 {
 		if len(b) == muxHeader && b[muxKind] == muxData && binary.BigEndian.Uint32(b[muxLength:]) > 0 {
-			copy(j.header[:], b)
-			j.held = true
+			j.frame = append(j.frame, b...)
 			return len(b), nil
 		}
 		return j.Conn.Write(b)
 	}
-	j.held = false
-	parts := net.Buffers{j.header[:], b}
-	n, err := parts.WriteTo(j.Conn)
+	defer func() { j.frame = j.frame[:0] }()
+	var n int64
+	var err error
+	if len(b) <= maxCopied {
+		var once int
+		j.frame = append(j.frame, b...)
+		once, err = j.Conn.Write(j.frame)
+		n = int64(once)
+	} else {
+		parts := net.Buffers{j.frame, b}
+		n, err = parts.WriteTo(j.Conn)
+	}
 	return max(int(n)-muxHeader, 0), err
 }

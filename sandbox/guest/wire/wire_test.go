@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -253,4 +254,53 @@ func TestJoinPassesBothDirectionsAndTheirEnds(t *testing.T) {
 		t.Errorf("read %q %v", got, err)
 	}
 	<-joined
+}
+
+// calls counts the writes of a connection that cannot take several buffers in one.
+type calls struct {
+	net.Conn
+	n atomic.Int64
+}
+
+func (c *calls) Write(b []byte) (int, error) {
+	c.n.Add(1)
+	return c.Conn.Write(b)
+}
+
+func TestAFrameIsOneWriteOnAnyConnection(t *testing.T) {
+	t.Parallel()
+	here, there := net.Pipe()
+	counted := &calls{Conn: here}
+	near, err := Dial(counted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer near.Close()
+	far, err := Serve(there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	out, err := near.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := far.AcceptStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{1, maxCopied, maxCopied + 1} {
+		before := counted.n.Load()
+		sent := bytes.Repeat([]byte{byte(size)}, size)
+		if _, err := out.Write(sent); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, size)
+		if _, err := io.ReadFull(in, got); err != nil || !bytes.Equal(got, sent) {
+			t.Fatalf("%d bytes came as others: %v", size, err)
+		}
+		if n := counted.n.Load() - before; size <= maxCopied && n != 1 {
+			t.Errorf("a frame of %d bytes took %d writes", size, n)
+		}
+	}
 }

@@ -1,0 +1,120 @@
+// Package sandboxtest gives tests of what stands on machines the provider that makes them: the local one, or the one that
+// MANAGOAT_TEST_PROVIDER names. The machines of a test process's tests share one place, which is made when the first asks.
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"testing"
+
+	"managoat/sandbox"
+	"managoat/sandbox/docker"
+	"managoat/sandbox/docker/dockertest"
+	"managoat/sandbox/local"
+)
+
+// Names of the providers.
+const (
+	Local  = "local"
+	Docker = "docker"
+)
+
+// Name is the name of the provider that makes the machines of this process's tests.
+func Name() string {
+	if name := os.Getenv("MANAGOAT_TEST_PROVIDER"); name != "" {
+		return name
+	}
+	return Local
+}
+
+// Needs skips a test whose subject is what one provider alone has, where another one makes the machines.
+func Needs(tb testing.TB, name, what string) {
+	tb.Helper()
+	if Name() != name {
+		tb.Skip("only of the provider ", name, ": ", what)
+	}
+}
+
+// Provider is one that its user closes.
+type Provider interface {
+	sandbox.Provider
+	Close() error
+}
+
+var shared struct {
+	once  sync.Once
+	place string
+	err   error
+}
+
+// Place is where the machines of this process's tests are: the local provider's directory, or the address of an engine that
+// is started for them. Close removes it.
+func Place() (string, error) {
+	shared.once.Do(func() {
+		switch Name() {
+		case Local:
+			shared.place, shared.err = os.MkdirTemp("", "mgt")
+		case Docker:
+			var e *dockertest.Engine
+			if e, shared.err = dockertest.Open(); shared.err == nil {
+				shared.place = e.Host
+			}
+		default:
+			shared.err = fmt.Errorf("MANAGOAT_TEST_PROVIDER: there is no provider %q", Name())
+		}
+	})
+	return shared.place, shared.err
+}
+
+// Close removes the place, where there is one.
+func Close() error {
+	if shared.place == "" {
+		return nil
+	}
+	if Name() == Docker {
+		return dockertest.Close()
+	}
+	return os.RemoveAll(shared.place)
+}
+
+// Open opens the provider of a place. mountRoots are the directories that machines may have mounts from.
+func Open(place string, guest []byte, mountRoots []string, log *slog.Logger) (Provider, error) {
+	if Name() == Docker {
+		return docker.New(docker.Options{Host: place, Image: dockertest.Image, GuestBinary: guest, MountRoots: mountRoots, Log: log})
+	}
+	return local.New(local.Options{Dir: place, GuestBinary: guest, MountRoots: mountRoots, Log: log})
+}
+
+// Guests dials the guests of a place's machines.
+type Guests interface {
+	Guest(ctx context.Context, id string) (net.Conn, error)
+}
+
+// Attach reaches the guests of a place from another process.
+func Attach(place string) (Guests, error) {
+	if Name() == Docker {
+		return docker.Attach(place)
+	}
+	return local.Attach(place)
+}
+
+// Sweep destroys what tests that were killed left at their place.
+func Sweep(ctx context.Context, place string) error {
+	if Name() == Docker {
+		return dockertest.Sweep(place)
+	}
+	p, err := Open(place, []byte("none is started"), nil, nil)
+	if err != nil {
+		return err
+	}
+	infos, err := p.List(ctx, nil)
+	for _, info := range infos {
+		err = errors.Join(err, p.Destroy(ctx, info.ID))
+	}
+	return errors.Join(err, p.Close(), os.RemoveAll(place))
+}
