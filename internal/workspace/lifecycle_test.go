@@ -22,6 +22,7 @@ import (
 	"managoat/internal/workspace/workspacetest"
 	"managoat/sandbox"
 	"managoat/sandbox/guest"
+	"managoat/sandbox/sandboxtest"
 )
 
 // code is the refusal's code of an error.
@@ -64,7 +65,7 @@ func TestWhatCannotBeAWorkspaceIsRefused(t *testing.T) {
 		"no environment":                {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.EnvironmentID = "x", uuid.Nil }, refusal.ValidationFailed},
 		"another account's environment": {stranger.Actor, nil, refusal.EnvironmentNotFound},
 		"a vault that is not":           {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.VaultID = "x", &id }, refusal.VaultNotFound},
-		"a provider that is not":        {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.SandboxProvider = "x", "docker" }, refusal.ProviderDisabled},
+		"a provider that is not":        {w.Owner.Actor, func(in *workspace.CreateInput) { in.Name, in.SandboxProvider = "x", "cloud" }, refusal.ProviderDisabled},
 	} {
 		if got := code(make(c.actor, c.change)); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
@@ -617,7 +618,7 @@ func TestADisabledProviderRunsNothingAndLosesNothing(t *testing.T) {
 	}
 	eventually(t, "the delete to say why it waits", func() bool {
 		got, err := off.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
-		return err == nil && got.Status == workspace.Deleting && strings.Contains(got.WaitingReason, "local")
+		return err == nil && got.Status == workspace.Deleting && strings.Contains(got.WaitingReason, sandboxtest.Name())
 	})
 	if info, err := w.Provider.Inspect(t.Context(), "mg-"+ws.SandboxID.String()); err != nil || info.State != sandbox.Running {
 		t.Errorf("the machine is %+v, %v", info, err)

@@ -14,6 +14,7 @@ import (
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
 	"managoat/sandbox"
+	"managoat/sandbox/sandboxtest"
 )
 
 // change changes rows past everything.
@@ -121,7 +122,7 @@ func TestWakesThatThereIsNothingFor(t *testing.T) {
 	off.Run(t)
 	eventually(t, "the park to say why it waits", func() bool {
 		got, err := off.Workspaces.Get(t.Context(), w.Owner.Actor, ws.ID)
-		return err == nil && got.Transition == "parking" && strings.Contains(got.WaitingReason, "local")
+		return err == nil && got.Transition == "parking" && strings.Contains(got.WaitingReason, sandboxtest.Name())
 	})
 	if _, err := off.Workspaces.Wake(t.Context(), w.Owner.Actor, ws.ID); code(err) != refusal.ProviderDisabled {
 		t.Errorf("of a provider that is disabled: %v", err)

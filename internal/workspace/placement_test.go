@@ -9,6 +9,7 @@ import (
 	"managoat/internal/refusal"
 	"managoat/internal/workspace"
 	"managoat/internal/workspace/workspacetest"
+	"managoat/sandbox/sandboxtest"
 )
 
 // A machine is placed on the host with the most free places that lives, offers the provider, is not drained and not full. One
@@ -22,7 +23,7 @@ func TestAMachineIsPlacedWhereThereIsTheMostRoom(t *testing.T) {
 	host := func(name string, places int, more string) {
 		t.Helper()
 		hosts[name] = uuid.New()
-		change(t, w, "insert into hosts (id, url, places) values ($1, 'http://127.0.0.1:9', $2)", hosts[name], places)
+		change(t, w, "insert into hosts (id, url, places, providers) values ($1, 'http://127.0.0.1:9', $2, array[$3])", hosts[name], places, sandboxtest.Name())
 		if more != "" {
 			change(t, w, "update hosts set "+more+" where id = $1", hosts[name])
 		}
@@ -38,7 +39,7 @@ func TestAMachineIsPlacedWhereThereIsTheMostRoom(t *testing.T) {
 	host("drained", 90, "draining_at = now()")
 	host("away", 90, "seen_at = now() - interval '1 minute'")
 	host("forgotten", 90, "forgotten_at = now()")
-	host("of another provider", 90, "providers = '{docker}'")
+	host("of another provider", 90, "providers = '{cloud}'")
 	host("full", 0, "capped = true")
 	host("smaller", 4, "")
 	first := ready(t, w, create(t, w, env).ID)

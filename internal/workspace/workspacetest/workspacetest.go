@@ -28,6 +28,7 @@ import (
 	"managoat/internal/machine/operation"
 	"managoat/internal/netguard"
 	"managoat/internal/quota"
+	"managoat/internal/runtime"
 	"managoat/internal/secret"
 	"managoat/internal/stream"
 	"managoat/internal/tenant"
@@ -129,6 +130,7 @@ type Host struct {
 	Instance string
 	Dir      string // the egress process's
 	Machines string // the provider's place
+	Runtimes string // directory of the runtimes that machines see; "": none
 	App      string // the database's URLs
 	Platform string
 	ExtraCA  []byte
@@ -212,6 +214,9 @@ func Quiet(tb testing.TB, options ...Option) *World {
 	if host.ExtraCA, err = os.ReadFile(w.Outside.CA.File); err != nil {
 		tb.Fatal(err)
 	}
+	if sandboxtest.Name() == sandboxtest.Docker { // the tests' image has no npm; the local provider's machines have the host's
+		host.Runtimes = os.Getenv("MANAGOAT_RUNTIMES_DIR")
+	}
 	for _, o := range options {
 		o(&host)
 	}
@@ -235,7 +240,7 @@ func start(host Host, in *identitytest.Instance, occupants workspace.Occupants, 
 	egress := filepath.Join(host.Dir, "egress")
 	s := &Server{Host: host, stop: func() {}}
 	var err error
-	if s.Provider, err = sandboxtest.Open(host.Machines, guest, nil, log); err != nil {
+	if s.Provider, err = sandboxtest.Open(host.Machines, guest, []string{host.Runtimes}, log); err != nil {
 		return nil, err
 	}
 	settings := broker.Settings{ExtraCA: host.ExtraCA}
@@ -270,6 +275,12 @@ func start(host Host, in *identitytest.Instance, occupants workspace.Occupants, 
 	s.Machines = machine.New(in.DB, machine.Options{
 		Host: host.ID, URL: "http://" + host.ID.String(), Instance: host.Instance, Providers: providers, Default: s.Provider.Name(),
 		Egress: s.Egress, Limits: host.Limits, Quotas: quota.Defaults{RunningMachines: host.Quota, PromptsPerMinute: 100}, Fleet: host.Fleet, Log: log,
+		Mounts: func(context.Context) ([]sandbox.Mount, error) {
+			if host.Runtimes == "" {
+				return nil, nil
+			}
+			return runtime.Mounts(host.Runtimes), nil
+		},
 	}, func(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID) error {
 		return s.Workspaces.MachineChanged(ctx, tx, tenantID, id)
 	})

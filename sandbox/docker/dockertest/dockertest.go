@@ -27,7 +27,7 @@ import (
 const Image = "managoat-test:latest"
 
 // packages that the image is made of, besides the essential ones; what they depend on comes along.
-var packages = []string{"apt", "ca-certificates", "curl", "git", "passwd", "procps", "python3", "xz-utils"}
+var packages = []string{"apt", "ca-certificates", "curl", "git", "passwd", "procps", "python3", "python3-pip", "xz-utils"}
 
 const (
 	startTimeout = time.Minute
