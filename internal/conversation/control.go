@@ -101,8 +101,7 @@ func (s *Service) withdraw(ctx context.Context, tx db.Tx, id uuid.UUID, reason s
 }
 
 // endTurns ends open turns of a locked conversation, in their order: one that runs is asked to, and those that wait are
-// withdrawn. What was asked in those is shown, in the order of turns: behind the end of the one that runs (settle), if there
-// is one.
+// withdrawn. What was asked in those is shown at once, before the end of the one that runs.
 func (s *Service) endTurns(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, turns []workspace.OpenTurn, reason string) (running bool, err error) {
 	var rows []transcript.Row
 	for _, t := range turns {
@@ -125,7 +124,7 @@ func (s *Service) endTurns(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID
 	if running || len(rows) == 0 {
 		return running, nil
 	}
-	return false, s.o.Writer.AppendTx(ctx, tx, tenantID, id, rows...)
+	return running, s.o.Writer.AppendTx(ctx, tx, tenantID, id, rows...)
 }
 
 // Terminate ends a conversation: its turns, its adapter, its config home. The transcript stays. Ending one that has ended
