@@ -214,7 +214,10 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) (mcp.Servers, error) 
 	beside.Wait()
 	if err != nil {
 		f := failureOf(err)
-		f.ends = f.ends || fresh && f.problem.Code == CodeRuntimeTemplate
+		if f.problem.Code == CodeRuntimeTemplate {
+			f.ends = fresh
+			f.problem.Message += mending(up.Implicit)
+		}
 		t.stage(ctx, transcript.StageBody{Stage: "home", State: "failed", Reason: f.problem.Code, Detail: f.problem.Fields, DurationMS: time.Since(start).Milliseconds()})
 		return nil, err
 	}
