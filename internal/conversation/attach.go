@@ -170,7 +170,7 @@ func (t *turn) install(ctx context.Context) error {
 	stage := func(state, reason string, detail map[string]any) {
 		t.stage(ctx, transcript.StageBody{Stage: "adapter", State: state, Reason: reason, DurationMS: time.Since(start).Milliseconds(), Detail: detail})
 	}
-	if runtime.Version(name) == "" {
+	if !adapted(t.runtime) {
 		f := fail(CodeNotInstalled, "This version of Managoat has no adapter for the runtime %s yet, so that its conversations do not run. Start one with an agent of the runtime claude, or of acp with a command in the machine.", name)
 		stage("failed", f.problem.Code, nil)
 		return f
