@@ -91,6 +91,7 @@ func runVerb() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVarP(&prompt, "prompt", "p", "", "the prompt; - reads standard input")
 	f.StringVar(&workspace, "workspace", "", "the workspace's name or id (default: a machine of its own)")
+	cmd.SuggestFor = []string{"conversation", "conversations", "prompt"}
 	f.StringVar(&environment, "environment", "", "the environment of a machine of its own (default: the agent's)")
 	f.StringVar(&cwd, "cwd", "", "working directory in the machine")
 	f.StringVar(&title, "title", "", "the conversation's title")
