@@ -226,25 +226,39 @@ func workspaceRetry() *cobra.Command {
 }
 
 func workspaceRebuild() *cobra.Command {
-	cmd := workspaceSetUp("rebuild", "Destroy its machine with its disk and build another, from its environment as it is now; see rebuild-preview", []string{"interrupt"})
+	var sure func(func() (loss, error)) error
+	cmd := workspaceSetUp("rebuild", "Destroy its machine with its disk and build another, from its environment as it is now; see rebuild-preview", func(c *cobra.Command, cl *client.Client, w workspaceView) error {
+		return sure(func() (loss, error) {
+			_, v, err := previewRebuild(c, cl, w.ID)
+			lines := append([]string{"This destroys the machine of " + w.Name + " with its disk. Conversations keep their transcripts, and their agents begin anew."}, v.lines()...)
+			if len(v.Turns) > 0 && !c.Flags().Changed("interrupt") {
+				lines = append(lines, "While turns run or wait it is refused: --interrupt ends them.")
+			}
+			return loss{w.Name, lines}, err
+		})
+	})
 	cmd.Flags().Bool("interrupt", false, "end the turns that run or wait, which refuse the rebuild otherwise; transcripts are kept")
+	sure = asks(cmd)
 	return cmd
 }
 
-// workspaceSetUp is a verb that begins another setup of a workspace. Its boolean flags of these names, and --fresh, go into
-// the call.
-func workspaceSetUp(name, short string, flags []string) *cobra.Command {
+// workspaceSetUp is a verb that begins another setup of a workspace, once before lets it; nil: at once. Its boolean flags
+// --fresh and --interrupt, where it has them, go into the call.
+func workspaceSetUp(name, short string, before func(*cobra.Command, *client.Client, workspaceView) error) *cobra.Command {
 	var follow, asJSON bool
 	cmd := sub(name+" WORKSPACE", short, cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
 		w, err := namedWorkspace(c, cl, args[0])
 		if err != nil {
 			return err
 		}
-		in := map[string]any{}
-		for _, flag := range append(flags, "fresh") {
-			if on, err := c.Flags().GetBool(flag); err != nil {
+		if before != nil {
+			if err := before(c, cl, w); err != nil {
 				return err
-			} else if on {
+			}
+		}
+		in := map[string]any{}
+		for _, flag := range []string{"fresh", "interrupt"} {
+			if f := c.Flags().Lookup(flag); f != nil && f.Value.String() == "true" {
 				in[flag] = true
 			}
 		}
@@ -311,20 +325,14 @@ func workspaceRebuildPreview() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		var out struct {
-			Data json.RawMessage `json:"data"`
-		}
-		if err := cl.Get(c.Context(), "/api/workspaces/"+id+"/rebuild-preview", &out); err != nil {
-			return err
-		}
-		if asJSON {
-			return stdout().json(out.Data)
-		}
-		var v rebuildPreview
-		if err := json.Unmarshal(out.Data, &v); err != nil {
+		raw, v, err := previewRebuild(c, cl, id)
+		if err != nil {
 			return err
 		}
 		p := stdout()
+		if asJSON {
+			return p.json(raw)
+		}
 		for _, line := range v.lines() {
 			p.text(line + "\n")
 		}
@@ -332,6 +340,14 @@ func workspaceRebuildPreview() *cobra.Command {
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+func previewRebuild(c *cobra.Command, cl *client.Client, id string) (raw json.RawMessage, v rebuildPreview, err error) {
+	var out struct{ Data json.RawMessage }
+	if err := cl.Get(c.Context(), "/api/workspaces/"+id+"/rebuild-preview", &out); err != nil {
+		return nil, v, err
+	}
+	return out.Data, v, json.Unmarshal(out.Data, &v)
 }
 
 // lines are a preview for people.
@@ -416,9 +432,22 @@ func workspaceWake() *cobra.Command {
 }
 
 func workspaceDelete() *cobra.Command {
-	return sub("delete WORKSPACE", "End its conversations and destroy its machine with its disk", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+	var sure func(func() (loss, error)) error
+	cmd := sub("delete WORKSPACE", "End its conversations and destroy its machine with its disk", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
 		w, err := namedWorkspace(c, cl, args[0])
 		if err != nil {
+			return err
+		}
+		if err := sure(func() (loss, error) {
+			lines := []string{fmt.Sprintf("This ends the conversations of %s (%d live), which keep their transcripts, and destroys its machine with its disk.", w.Name, w.ConversationCount)}
+			_, v, err := previewRebuild(c, cl, w.ID)
+			var no *client.Refused
+			if errors.As(err, &no) { // what cannot be rebuilt can be deleted all the same
+				return loss{w.Name, lines}, nil
+			}
+			v.ChangedFields = nil // a rebuild would apply them
+			return loss{w.Name, append(lines, v.lines()...)}, err
+		}); err != nil {
 			return err
 		}
 		if err := cl.Do(c.Context(), "DELETE", "/api/workspaces/"+w.ID, nil, nil); err != nil {
@@ -427,6 +456,8 @@ func workspaceDelete() *cobra.Command {
 		fmt.Fprintf(os.Stderr, "Deleted %s.\n", w.Name)
 		return nil
 	})
+	sure = asks(cmd)
+	return cmd
 }
 
 func (w workspaceView) state() string {
