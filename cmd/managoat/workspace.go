@@ -37,13 +37,22 @@ type workspaceView struct {
 	DiskBytes         int64           `json:"disk_bytes"`
 	Limits            machineLimits   `json:"limits"`
 	Use               *machineUse     `json:"use"`
+	Base              machineBase     `json:"base"`
 	LastActiveAt      time.Time       `json:"last_active_at"`
+	CreatedAt         time.Time       `json:"created_at"`
 	raw               json.RawMessage `json:"-"`
+}
+
+// machineBase is what a machine's root file system was made from.
+type machineBase struct {
+	Name string `json:"name"`
 }
 
 // machineLimits are what a machine was made with.
 type machineLimits struct {
-	DiskBytes int64 `json:"disk_bytes"`
+	MemoryBytes int64   `json:"memory_bytes"`
+	CPUs        float64 `json:"cpus"`
+	DiskBytes   int64   `json:"disk_bytes"`
 }
 
 // machineUse is what a machine that is up uses.
@@ -65,13 +74,14 @@ type setupError struct {
 }
 
 type setupStep struct {
-	Step         string `json:"step"`
-	State        string `json:"state"`
-	DurationMS   *int64 `json:"duration_ms"`
-	ExitCode     *int   `json:"exit_code"`
-	Note         string `json:"note"`
-	Output       string `json:"output"`
-	DroppedBytes int64  `json:"dropped_bytes"`
+	Step         string     `json:"step"`
+	State        string     `json:"state"`
+	StartedAt    *time.Time `json:"started_at"`
+	DurationMS   *int64     `json:"duration_ms"`
+	ExitCode     *int       `json:"exit_code"`
+	Note         string     `json:"note"`
+	Output       string     `json:"output"`
+	DroppedBytes int64      `json:"dropped_bytes"`
 }
 
 func workspaceVerbs() *cobra.Command {
@@ -162,19 +172,6 @@ func workspaceList() *cobra.Command {
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&implicit, "implicit", false, "also the machines that belong to one conversation")
-	return cmd
-}
-
-func workspaceShow() *cobra.Command {
-	var asJSON bool
-	cmd := sub("show WORKSPACE", "Show one workspace", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
-		w, err := namedWorkspace(c, cl, args[0])
-		if err != nil {
-			return err
-		}
-		return showWorkspace(w, asJSON)
-	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -491,56 +488,6 @@ func (s setupStep) heading() string {
 		out += "  " + duration(*s.DurationMS)
 	}
 	return out
-}
-
-func showWorkspace(w workspaceView, asJSON bool) error {
-	p := stdout()
-	if asJSON {
-		return p.json(w.raw)
-	}
-	p.text(fmt.Sprintf("%s  %s\nid %s\n", w.Name, w.state(), w.ID))
-	for _, fact := range w.facts(time.Now()) {
-		p.text(fact + "\n")
-	}
-	if w.Error != nil {
-		p.text(fmt.Sprintf("✕ %s: %s\n%s\n", w.Error.Step, w.Error.Message, strings.TrimRight(w.Error.OutputTail, "\n")))
-	}
-	return nil
-}
-
-// facts say how a workspace's machine does.
-func (w workspaceView) facts(now time.Time) (lines []string) {
-	if w.Transition != "" && w.Status != "provisioning" {
-		lines = append(lines, "machine "+w.Transition)
-	}
-	if w.WaitingReason != "" {
-		lines = append(lines, w.WaitingReason)
-	}
-	switch {
-	case w.ParksAt != nil:
-		lines = append(lines, "parks in "+remaining(w.ParksAt.Sub(now))+" if nothing runs")
-	case w.IdleSince != nil:
-		lines = append(lines, "idle since "+w.IdleSince.Local().Format("Mon 15:04"))
-	}
-	of := func(name string, used, limit int64) string {
-		line := name + " " + size(used)
-		if limit > 0 {
-			line += " of " + size(limit)
-		}
-		return line
-	}
-	u := w.Use
-	if u == nil {
-		if w.DiskBytes > 0 {
-			lines = append(lines, of("disk", w.DiskBytes, w.Limits.DiskBytes))
-		}
-		return lines
-	}
-	cpu := fmt.Sprintf("processors %.1f s used", u.CPUSeconds)
-	if u.CPUs != nil && u.CPULimit > 0 {
-		cpu = fmt.Sprintf("processors %.1f of %g, %.1f s used", *u.CPUs, u.CPULimit, u.CPUSeconds)
-	}
-	return append(lines, of("memory", u.MemoryBytes, u.MemoryLimit), cpu, of("disk", u.DiskBytes, u.DiskLimit))
 }
 
 // remaining is a time to come: "under a minute", "41 min", "2 h 05 min".
