@@ -208,13 +208,6 @@ update turns set status = @status, stop_reason = @stop_reason, reason = @reason,
 where turns.tenant_id = app_tenant() and turns.id = @id and turns.status in ('pending', 'running')
 returning *;
 
--- name: UnbegunTurns :many
--- Turns after one that ended before they began, but for a reason.
-select * from turns
-where tenant_id = app_tenant() and conversation_id = @conversation_id and turn_number > @after and started_at is null
-  and status = 'interrupted' and reason <> @but
-order by turn_number;
-
 -- name: SetTurnUsage :exec
 update turns set usage = @usage where tenant_id = app_tenant() and id = @id;
 

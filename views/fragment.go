@@ -45,6 +45,7 @@ const (
 	IDSetup        = "setup"
 	IDOverview     = "overview"
 	IDList         = "list"
+	IDTabs         = "tabs"
 )
 
 // Announce tells screen readers what a person waits for: the end of a turn, a question, a failure.

@@ -1,6 +1,9 @@
 package views
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // HomePage is where a person starts: what waits for them, what runs, what failed, and one field to begin.
 type HomePage struct {
@@ -44,5 +47,11 @@ type StartForm struct {
 	Fixed       string   // id of the workspace when it is given
 	Folders     []string // to choose a working directory from
 	CwdHint     string
+	Closed      string // why nothing can be started here, whatever the agent
 	Errors      Errors
+}
+
+// choice tells whether any of the agents can be chosen.
+func (f StartForm) choice() bool {
+	return slices.ContainsFunc(f.Agents, func(o Option) bool { return !o.Disabled })
 }

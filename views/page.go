@@ -61,9 +61,8 @@ type Page struct {
 	Now     time.Time
 	Account string
 	Email   string
-	Counts  map[string]int // by section: what the navigation shows beside an entry; 0 is not shown
-	Flash   *Flash         // what came of the last action, after a redirect
-	Stream  string         // URL of the page's stream, with its cursor; "" when nothing on it is live
+	Flash   *Flash // what came of the last action, after a redirect
+	Stream  string // URL of the page's stream, with its cursor; "" when nothing on it is live
 }
 
 // Flash says what came of an action.
@@ -83,9 +82,10 @@ type Problem struct {
 // "repositories[0].url"); what belongs to no field stands under "".
 type Errors map[string]string
 
-// Option is one entry of a select.
+// Option is one entry of a select. One that cannot be chosen says why in its label.
 type Option struct {
 	Value, Label string
+	Disabled     bool
 }
 
 // Pager leads to the neighbouring pages of a list; "" when there is none.
@@ -221,6 +221,30 @@ func lastLines(text string, n int) (tail string, cut int) {
 		}
 	}
 	return text[at+1:], strings.Count(text[:at+1], "\n")
+}
+
+// Words makes a code that has no words of its own readable: "end_turn" is "end turn". Other text stays as it is.
+func Words(code string) string {
+	if strings.Trim(code, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
+		return code
+	}
+	return strings.ReplaceAll(code, "_", " ")
+}
+
+// fieldWords are fields whose forms call them something else than their names say.
+var fieldWords = map[string]string{
+	"env_vars": "variables", "setup_timeout_seconds": "time limit of the setup script", "networking_type": "network", "networking_config": "allowed hosts",
+}
+
+// FieldWords are names of fields as their forms write them.
+func FieldWords(fields []string) []string {
+	out := make([]string, len(fields))
+	for i, f := range fields {
+		if out[i] = fieldWords[f]; out[i] == "" {
+			out[i] = Words(f)
+		}
+	}
+	return out
 }
 
 // ids and names of form controls that describe each other.

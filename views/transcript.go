@@ -118,8 +118,9 @@ type PermissionResolvedBody struct {
 type StageBody struct {
 	Stage    string // machine, broker, …, wake, reattach, turn, session, snapshot
 	State    string // started, done, failed, interrupted
-	Reason   string
-	Advice   string
+	Reason   string // in words
+	Code     string // of the reason, where it has one
+	Advice   string // says more than the reason
 	Detail   string
 	Output   string // what the step printed since its last row
 	Duration time.Duration

@@ -275,7 +275,7 @@ func TestTheEndOfATurnSumsItsCalls(t *testing.T) {
 	doc := items(t,
 		TranscriptRow{Body: UsageBody{Model: "m", Source: "own", Input: 14_102, Output: 811}},
 		TranscriptRow{Body: UsageBody{Model: "m", Source: "own", Input: 4_102, Output: 311, Attempt: 2}},
-		TranscriptRow{Body: StageBody{Stage: "turn", State: "failed", Reason: "max_tokens", Duration: 72 * time.Second}},
+		TranscriptRow{Body: StageBody{Stage: "turn", State: "failed", Code: "max_tokens", Duration: 72 * time.Second}},
 	)
 	all := text(doc.Find("li"))
 	for _, want := range []string{"Turn 1 failed", "max_tokens", "1 min 12 s", "18,204 in · 1,122 out · m · own key", "Copy diagnostics", "2 model calls", "attempt 2"} {

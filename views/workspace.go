@@ -50,7 +50,9 @@ type WorkspacePage struct {
 	Setup         SetupView
 	Tab           string // conversations, files, git, diff, log, egress
 	Start         StartForm
-	Conversations []Row
+	Conversations []Row // that live
+	Ended         []Row
+	Pager         Pager // of both
 	Files         *FilesTab
 	Git           *GitTab
 	Diff          *DiffTab
@@ -72,7 +74,7 @@ type WorkspaceHead struct {
 	Provider      string
 	DiskBytes     int64
 	Use           []MachineUse // of a machine that is up; nil: not known
-	Conversations int
+	Conversations int          // that live
 	CreatedAt     time.Time
 	Stale         []string // names of changed fields
 	RebuildURL    string   // "" when a rebuild is not on offer

@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"managoat/internal/config"
 	"managoat/internal/machine"
@@ -113,16 +110,14 @@ When managoat host list says "drained" the host can be taken down. Bring it back
 }
 
 func hostForgetVerb() *cobra.Command {
-	var yes, asJSON bool
+	var asJSON bool
+	var sure func(func() (loss, error)) error
 	cmd := operatorVerb("forget HOST", "Give up a host that is gone for good, and the machines on it", cobra.ExactArgs(1), onHosts(func(ctx context.Context, hosts *machine.Hosts, args []string) error {
-		if !yes {
+		if err := sure(func() (loss, error) {
 			h, err := hosts.Find(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			if err := confirm(h); err != nil {
-				return err
-			}
+			return loss{h.Name, []string{fmt.Sprintf("This gives up the host %s and %d machines with their disks.", h.Name, h.Running+h.Parked)}}, err
+		}); err != nil {
+			return err
 		}
 		h, err := hosts.Forget(ctx, args[0])
 		if err != nil {
@@ -138,25 +133,9 @@ func hostForgetVerb() *cobra.Command {
 
 Its machines are marked as lost: what is on their disks is given up, and the next prompt into each workspace builds a new
 machine on another host. A host that has given a sign of life in the last %d minutes is refused.`, int(machine.ForgetAfter.Minutes()))
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	sure = asks(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
-}
-
-// confirm has a person type the name of a host that is to be given up.
-func confirm(h machine.Host) error {
-	if !term.IsTerminal(int(os.Stdin.Fd())) {
-		return &codedError{exitUsage, errors.New("there is no terminal to ask whether you are sure: give --yes")}
-	}
-	fmt.Fprintf(os.Stderr, "This gives up the host %s and %d machines with their disks.\nType its name to go on: ", h.Name, h.Running+h.Parked)
-	typed, err := line(os.Stdin)
-	if err != nil {
-		return err
-	}
-	if typed != h.Name {
-		return &codedError{exitRefused, errors.New("that is not its name; nothing was changed")}
-	}
-	return nil
 }
 
 // onHosts runs a verb on the hosts of the instance whose settings it has.

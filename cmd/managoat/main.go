@@ -71,8 +71,26 @@ func root() *cobra.Command {
 		if len(args) == 0 {
 			return nil
 		}
-		return &codedError{exitUsage, fmt.Errorf("there is no verb %q\nSee: %s --help", args[0], c.CommandPath())}
+		return noVerb(c, args[0])
 	}
+	// Asked for the help of a verb that is not there, cobra shows that of what is above it.
+	help := cmd.HelpFunc()
+	cmd.SetHelpFunc(func(c *cobra.Command, args []string) {
+		if rest := c.Flags().Args(); c.HasSubCommands() && len(rest) > 0 {
+			os.Exit(report(noVerb(c, rest[0])))
+		}
+		help(c, args)
+	})
+	cmd.SetHelpCommand(&cobra.Command{Use: "help [VERB]", Short: "Help about a verb", RunE: func(c *cobra.Command, args []string) error {
+		found, rest, err := c.Root().Find(args)
+		if err == nil && found.HasSubCommands() && len(rest) > 0 {
+			err = noVerb(found, rest[0])
+		}
+		if err != nil {
+			return err
+		}
+		return found.Help()
+	}})
 	cmd.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	cmd.AddGroup(&cobra.Group{ID: "use", Title: "Use a server:"}, &cobra.Group{ID: "run", Title: "Run a server:"})
 	cmd.AddCommand(serverVerbs()...)
@@ -82,9 +100,22 @@ func root() *cobra.Command {
 // needsVerb ends a command that only holds others.
 func needsVerb(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return &codedError{exitUsage, fmt.Errorf("%s has no verb %q\nSee: %s --help", c.Name(), args[0], c.CommandPath())}
+		return noVerb(c, args[0])
 	}
 	return &codedError{exitUsage, fmt.Errorf("%s needs a verb\n%s", c.Name(), strings.TrimSpace(c.UsageString()))}
+}
+
+// noVerb refuses a verb that a command does not have, and names those that may be meant.
+func noVerb(c *cobra.Command, name string) error {
+	said := fmt.Sprintf("%s has no verb %q", c.Name(), name)
+	if !c.HasParent() {
+		said = fmt.Sprintf("there is no verb %q", name)
+	}
+	c.SuggestionsMinimumDistance = 2
+	if near := c.SuggestionsFor(name); len(near) > 0 {
+		said += ". Do you mean " + strings.Join(near, " or ") + "?"
+	}
+	return &codedError{exitUsage, fmt.Errorf("%s\nSee: %s --help", said, c.CommandPath())}
 }
 
 // verb makes a command whose arguments are checked by args.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -61,10 +62,18 @@ func (p printer) json(v any) error {
 	return enc.Encode(v)
 }
 
-// table writes rows in aligned columns.
+// table writes rows in aligned columns, below their header.
 func (p printer) table(header []string, rows [][]string) error {
+	return p.columns(append([][]string{header}, rows...))
+}
+
+// pairs writes names with their values. One without a value is left out.
+func (p printer) pairs(all [][]string) error {
+	return p.columns(slices.DeleteFunc(all, func(pair []string) bool { return pair[1] == "" }))
+}
+
+func (p printer) columns(rows [][]string) error {
 	tw := tabwriter.NewWriter(p.w, 2, 0, 3, ' ', 0)
-	fmt.Fprintln(tw, strings.Join(header, "\t"))
 	for _, row := range rows {
 		for i := range row {
 			row[i] = visible(strings.ReplaceAll(row[i], "\n", " "))

@@ -65,7 +65,7 @@ func connect() (*client.Client, error) {
 			base = defaultURL
 		}
 		base = strings.TrimSuffix(base, "/")
-		return &client.Client{Base: base, Key: key}, checkURL(base)
+		return to(base, key), checkURL(base)
 	}
 	path, err := profilePath()
 	if err != nil {
@@ -82,7 +82,18 @@ func connect() (*client.Client, error) {
 	if err := json.Unmarshal(b, &p); err != nil {
 		return nil, fmt.Errorf("%s cannot be read: run `managoat login` again", path)
 	}
-	return &client.Client{Base: p.URL, Key: p.Key}, nil
+	return to(p.URL, p.Key), nil
+}
+
+// to is a client of a server, which says on standard error when a stream has to wait for the server.
+func to(base, key string) *client.Client {
+	return &client.Client{Base: base, Key: key, Away: func(cause error) {
+		if cause == nil {
+			fmt.Fprintf(os.Stderr, "managoat: %s answers again\n", base)
+			return
+		}
+		fmt.Fprintf(os.Stderr, "managoat: %s\nmanagoat: waiting for the server; it is asked again until it answers\n", visible(cause.Error()))
+	}}
 }
 
 // coded gives a client's error its exit code.

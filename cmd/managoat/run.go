@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"managoat/internal/client"
+	"managoat/internal/conversation"
 )
 
 // event is a row of a conversation's stream.
@@ -24,11 +26,12 @@ type event struct {
 }
 
 type turnView struct {
-	ID         string `json:"id"`
-	TurnNumber int    `json:"turn_number"`
-	Status     string `json:"status"`
-	StopReason string `json:"stop_reason"`
-	Reason     string `json:"reason"`
+	ID         string     `json:"id"`
+	TurnNumber int        `json:"turn_number"`
+	Status     string     `json:"status"`
+	StartedAt  *time.Time `json:"started_at"`
+	StopReason string     `json:"stop_reason"`
+	Reason     string     `json:"reason"`
 	Error      *struct {
 		Code    string `json:"code"`
 		Message string `json:"message"`
@@ -88,6 +91,7 @@ func runVerb() *cobra.Command {
 	})
 	cmd.Use = "run AGENT -p PROMPT [--workspace W]"
 	cmd.GroupID = "use"
+	cmd.SuggestFor = []string{"conversation", "conversations", "prompt"}
 	f := cmd.Flags()
 	f.StringVarP(&prompt, "prompt", "p", "", "the prompt; - reads standard input")
 	f.StringVar(&workspace, "workspace", "", "the workspace's name or id (default: a machine of its own)")
@@ -125,11 +129,22 @@ func launch(c *cobra.Command, cl *client.Client, agent, workspace, environment, 
 	return out.Data.ID, err
 }
 
+// lookEvery is the pause between two looks at a turn that waits: one that is taken back before it begins leaves no row.
+const lookEvery = 2 * time.Second
+
+// errEnded ends the following of a turn that ended without a row.
+var errEnded = errors.New("the turn ended before it began")
+
 // followTurn prints a turn as it happens. Interrupting the command (Ctrl-C) interrupts the turn and shows its end; a
 // second time leaves it.
-func followTurn(ctx context.Context, cl *client.Client, conversation string, number int, asJSON bool) error {
+func followTurn(ctx context.Context, cl *client.Client, id string, number int, asJSON bool) error {
 	t := &turnPrinter{printer: stdout(), json: asJSON}
-	turnPath := fmt.Sprintf("/api/conversations/%s/turns/%d", conversation, number)
+	base := "/api/conversations/" + id
+	read := func(ctx context.Context) (turnView, error) {
+		var out struct{ Data turnView }
+		err := cl.Get(ctx, fmt.Sprintf("%s/turns/%d", base, number), &out)
+		return out.Data, err
+	}
 	var final turnView
 	begun := number == 1
 	each := func(f client.Frame) error {
@@ -151,51 +166,101 @@ func followTurn(ctx context.Context, cl *client.Client, conversation string, num
 		if f.Event != client.Opened && e.Type != "prompt" && !endsTurn(e) {
 			return nil
 		}
-		var out struct{ Data turnView }
-		if err := cl.Get(context.WithoutCancel(ctx), turnPath, &out); err != nil {
+		now, err := read(context.WithoutCancel(ctx))
+		if err != nil {
 			return err
 		}
-		if s := out.Data.Status; s != "pending" && s != "running" && f.Event != client.Opened {
-			final = out.Data
+		if now.ended() && f.Event != client.Opened {
+			final = now
 			return client.ErrStop
 		}
-		if w := out.Data.waits(); w != "" && w != t.waits && !asJSON {
+		if w := now.waits(); w != "" && w != t.waits && !asJSON {
 			t.waits = w
 			t.line("◌ " + w)
 		}
 		return nil
 	}
-	path := "/api/conversations/" + conversation + "/stream"
-	err := cl.Follow(ctx, path, "", each)
+	// follow follows until the turn has ended, with a row or without.
+	follow := func(ctx context.Context, after string) error {
+		ctx, stop := context.WithCancelCause(ctx)
+		defer stop(nil)
+		go func() {
+			for tick := time.Tick(lookEvery); ; {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick:
+				}
+				if now, err := read(ctx); err == nil && now.StartedAt != nil {
+					return // its end has a row
+				} else if err == nil && now.Reason == withdrawn {
+					stop(errEnded)
+				}
+			}
+		}()
+		err := cl.Follow(ctx, base+"/stream", after, each)
+		if errors.Is(context.Cause(ctx), errEnded) {
+			final, err = read(context.WithoutCancel(ctx))
+		}
+		return err
+	}
+	err := follow(ctx, "")
 	if ctx.Err() != nil {
 		fmt.Fprintln(os.Stderr, "\ninterrupting the turn …")
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
-		if err := cl.Do(rest, "POST", "/api/conversations/"+conversation+"/interrupt", map[string]any{}, nil); err != nil {
+		now, err := read(rest)
+		if err != nil {
 			return err
 		}
-		err = cl.Follow(rest, path, t.last, each)
-	}
-	if err != nil {
+		if !now.ended() { // by its id: another one may run, which is not ours to interrupt
+			if err := cl.Do(rest, "POST", base+"/interrupt", map[string]any{"turn_id": now.ID}, nil); err != nil {
+				return err
+			}
+		}
+		if err := follow(rest, t.last); err != nil {
+			return err
+		}
+	} else if err != nil {
 		return err
 	}
 	t.endLine()
-	switch final.Status {
-	case "completed":
+	return final.outcome()
+}
+
+// withdrawn is the reason of a turn that was taken back before it began.
+const withdrawn = "withdrawn"
+
+func (v turnView) ended() bool { return v.Status != "pending" && v.Status != "running" }
+
+// outcome is how a turn ended, as the command's.
+func (v turnView) outcome() error {
+	switch {
+	case v.Status == "completed":
 		return nil
-	case "":
+	case v.Status == "":
 		return &codedError{exitRefused, errors.New("the conversation ended before the turn did")}
+	case v.Reason == withdrawn:
+		return &codedError{exitRefused, errors.New("the prompt was taken back before its turn began")}
 	}
-	msg := "the turn " + final.Status
-	if final.Status == "interrupted" {
+	msg := "the turn " + v.Status
+	if v.Status == "interrupted" {
 		msg = "the turn was interrupted"
 	}
-	if final.Error != nil {
-		msg += ": " + final.Error.Message + " (" + final.Error.Code + ")"
-	} else if final.Reason != "" {
-		msg += ": " + final.Reason
+	if v.Error != nil {
+		msg += ": " + v.Error.Message + " (" + v.Error.Code + ")"
+	} else if v.Reason != "" {
+		msg += ": " + words(v.Reason)
 	}
 	return &codedError{exitRefused, errors.New(msg)}
+}
+
+// words are a code as people read it, with the code itself for those who look it up. What is no code is text already.
+func words(code string) string {
+	if m := conversation.Meaning(code); m != "" {
+		return m + " (" + code + ")"
+	}
+	return code
 }
 
 func endsTurn(e event) bool {
@@ -285,11 +350,10 @@ func (t *turnPrinter) show(e event) {
 		}
 		mark := map[string]string{"started": "◐", "done": "✓", "failed": "✕", "interrupted": "–"}[b.State]
 		s := mark + " " + b.Stage
-		if b.Reason != "" {
-			s += ": " + b.Reason
-		}
 		if b.Advice != "" {
-			s += " — " + b.Advice
+			s += ": " + b.Advice + " (" + b.Reason + ")"
+		} else if b.Reason != "" {
+			s += ": " + words(b.Reason)
 		}
 		t.line(s)
 	case "notice":
@@ -302,7 +366,7 @@ func (t *turnPrinter) show(e event) {
 		for i, r := range t.requests {
 			if r.id == b.RequestID {
 				t.requests = append(t.requests[:i], t.requests[i+1:]...)
-				t.line("· " + r.title + ": " + b.Outcome)
+				t.line("· " + r.title + ": " + cmp.Or(conversation.Meaning(b.Outcome), b.Outcome))
 				break
 			}
 		}

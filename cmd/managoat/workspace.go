@@ -37,13 +37,22 @@ type workspaceView struct {
 	DiskBytes         int64           `json:"disk_bytes"`
 	Limits            machineLimits   `json:"limits"`
 	Use               *machineUse     `json:"use"`
+	Base              machineBase     `json:"base"`
 	LastActiveAt      time.Time       `json:"last_active_at"`
+	CreatedAt         time.Time       `json:"created_at"`
 	raw               json.RawMessage `json:"-"`
+}
+
+// machineBase is what a machine's root file system was made from.
+type machineBase struct {
+	Name string `json:"name"`
 }
 
 // machineLimits are what a machine was made with.
 type machineLimits struct {
-	DiskBytes int64 `json:"disk_bytes"`
+	MemoryBytes int64   `json:"memory_bytes"`
+	CPUs        float64 `json:"cpus"`
+	DiskBytes   int64   `json:"disk_bytes"`
 }
 
 // machineUse is what a machine that is up uses.
@@ -65,13 +74,14 @@ type setupError struct {
 }
 
 type setupStep struct {
-	Step         string `json:"step"`
-	State        string `json:"state"`
-	DurationMS   *int64 `json:"duration_ms"`
-	ExitCode     *int   `json:"exit_code"`
-	Note         string `json:"note"`
-	Output       string `json:"output"`
-	DroppedBytes int64  `json:"dropped_bytes"`
+	Step         string     `json:"step"`
+	State        string     `json:"state"`
+	StartedAt    *time.Time `json:"started_at"`
+	DurationMS   *int64     `json:"duration_ms"`
+	ExitCode     *int       `json:"exit_code"`
+	Note         string     `json:"note"`
+	Output       string     `json:"output"`
+	DroppedBytes int64      `json:"dropped_bytes"`
 }
 
 func workspaceVerbs() *cobra.Command {
@@ -165,19 +175,6 @@ func workspaceList() *cobra.Command {
 	return cmd
 }
 
-func workspaceShow() *cobra.Command {
-	var asJSON bool
-	cmd := sub("show WORKSPACE", "Show one workspace", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
-		w, err := namedWorkspace(c, cl, args[0])
-		if err != nil {
-			return err
-		}
-		return showWorkspace(w, asJSON)
-	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
-}
-
 func workspaceLogs() *cobra.Command {
 	var asJSON, follow bool
 	cmd := sub("logs WORKSPACE", "Show the last setup's log; -f follows one that runs and exits by its outcome", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
@@ -226,25 +223,39 @@ func workspaceRetry() *cobra.Command {
 }
 
 func workspaceRebuild() *cobra.Command {
-	cmd := workspaceSetUp("rebuild", "Destroy its machine with its disk and build another, from its environment as it is now; see rebuild-preview", []string{"interrupt"})
+	var sure func(func() (loss, error)) error
+	cmd := workspaceSetUp("rebuild", "Destroy its machine with its disk and build another, from its environment as it is now; see rebuild-preview", func(c *cobra.Command, cl *client.Client, w workspaceView) error {
+		return sure(func() (loss, error) {
+			_, v, err := previewRebuild(c, cl, w.ID)
+			lines := append([]string{"This destroys the machine of " + w.Name + " with its disk. Conversations keep their transcripts, and their agents begin anew."}, v.lines()...)
+			if len(v.Turns) > 0 && !c.Flags().Changed("interrupt") {
+				lines = append(lines, "While turns run or wait it is refused: --interrupt ends them.")
+			}
+			return loss{w.Name, lines}, err
+		})
+	})
 	cmd.Flags().Bool("interrupt", false, "end the turns that run or wait, which refuse the rebuild otherwise; transcripts are kept")
+	sure = asks(cmd)
 	return cmd
 }
 
-// workspaceSetUp is a verb that begins another setup of a workspace. Its boolean flags of these names, and --fresh, go into
-// the call.
-func workspaceSetUp(name, short string, flags []string) *cobra.Command {
+// workspaceSetUp is a verb that begins another setup of a workspace, once before lets it; nil: at once. Its boolean flags
+// --fresh and --interrupt, where it has them, go into the call.
+func workspaceSetUp(name, short string, before func(*cobra.Command, *client.Client, workspaceView) error) *cobra.Command {
 	var follow, asJSON bool
 	cmd := sub(name+" WORKSPACE", short, cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
 		w, err := namedWorkspace(c, cl, args[0])
 		if err != nil {
 			return err
 		}
-		in := map[string]any{}
-		for _, flag := range append(flags, "fresh") {
-			if on, err := c.Flags().GetBool(flag); err != nil {
+		if before != nil {
+			if err := before(c, cl, w); err != nil {
 				return err
-			} else if on {
+			}
+		}
+		in := map[string]any{}
+		for _, flag := range []string{"fresh", "interrupt"} {
+			if f := c.Flags().Lookup(flag); f != nil && f.Value.String() == "true" {
 				in[flag] = true
 			}
 		}
@@ -311,20 +322,14 @@ func workspaceRebuildPreview() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		var out struct {
-			Data json.RawMessage `json:"data"`
-		}
-		if err := cl.Get(c.Context(), "/api/workspaces/"+id+"/rebuild-preview", &out); err != nil {
-			return err
-		}
-		if asJSON {
-			return stdout().json(out.Data)
-		}
-		var v rebuildPreview
-		if err := json.Unmarshal(out.Data, &v); err != nil {
+		raw, v, err := previewRebuild(c, cl, id)
+		if err != nil {
 			return err
 		}
 		p := stdout()
+		if asJSON {
+			return p.json(raw)
+		}
 		for _, line := range v.lines() {
 			p.text(line + "\n")
 		}
@@ -332,6 +337,14 @@ func workspaceRebuildPreview() *cobra.Command {
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+func previewRebuild(c *cobra.Command, cl *client.Client, id string) (raw json.RawMessage, v rebuildPreview, err error) {
+	var out struct{ Data json.RawMessage }
+	if err := cl.Get(c.Context(), "/api/workspaces/"+id+"/rebuild-preview", &out); err != nil {
+		return nil, v, err
+	}
+	return out.Data, v, json.Unmarshal(out.Data, &v)
 }
 
 // lines are a preview for people.
@@ -416,9 +429,22 @@ func workspaceWake() *cobra.Command {
 }
 
 func workspaceDelete() *cobra.Command {
-	return sub("delete WORKSPACE", "End its conversations and destroy its machine with its disk", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
+	var sure func(func() (loss, error)) error
+	cmd := sub("delete WORKSPACE", "End its conversations and destroy its machine with its disk", cobra.ExactArgs(1), func(c *cobra.Command, cl *client.Client, args []string) error {
 		w, err := namedWorkspace(c, cl, args[0])
 		if err != nil {
+			return err
+		}
+		if err := sure(func() (loss, error) {
+			lines := []string{fmt.Sprintf("This ends the conversations of %s (%d live), which keep their transcripts, and destroys its machine with its disk.", w.Name, w.ConversationCount)}
+			_, v, err := previewRebuild(c, cl, w.ID)
+			var no *client.Refused
+			if errors.As(err, &no) { // what cannot be rebuilt can be deleted all the same
+				return loss{w.Name, lines}, nil
+			}
+			v.ChangedFields = nil // a rebuild would apply them
+			return loss{w.Name, append(lines, v.lines()...)}, err
+		}); err != nil {
 			return err
 		}
 		if err := cl.Do(c.Context(), "DELETE", "/api/workspaces/"+w.ID, nil, nil); err != nil {
@@ -427,6 +453,8 @@ func workspaceDelete() *cobra.Command {
 		fmt.Fprintf(os.Stderr, "Deleted %s.\n", w.Name)
 		return nil
 	})
+	sure = asks(cmd)
+	return cmd
 }
 
 func (w workspaceView) state() string {
@@ -460,56 +488,6 @@ func (s setupStep) heading() string {
 		out += "  " + duration(*s.DurationMS)
 	}
 	return out
-}
-
-func showWorkspace(w workspaceView, asJSON bool) error {
-	p := stdout()
-	if asJSON {
-		return p.json(w.raw)
-	}
-	p.text(fmt.Sprintf("%s  %s\nid %s\n", w.Name, w.state(), w.ID))
-	for _, fact := range w.facts(time.Now()) {
-		p.text(fact + "\n")
-	}
-	if w.Error != nil {
-		p.text(fmt.Sprintf("✕ %s: %s\n%s\n", w.Error.Step, w.Error.Message, strings.TrimRight(w.Error.OutputTail, "\n")))
-	}
-	return nil
-}
-
-// facts say how a workspace's machine does.
-func (w workspaceView) facts(now time.Time) (lines []string) {
-	if w.Transition != "" && w.Status != "provisioning" {
-		lines = append(lines, "machine "+w.Transition)
-	}
-	if w.WaitingReason != "" {
-		lines = append(lines, w.WaitingReason)
-	}
-	switch {
-	case w.ParksAt != nil:
-		lines = append(lines, "parks in "+remaining(w.ParksAt.Sub(now))+" if nothing runs")
-	case w.IdleSince != nil:
-		lines = append(lines, "idle since "+w.IdleSince.Local().Format("Mon 15:04"))
-	}
-	of := func(name string, used, limit int64) string {
-		line := name + " " + size(used)
-		if limit > 0 {
-			line += " of " + size(limit)
-		}
-		return line
-	}
-	u := w.Use
-	if u == nil {
-		if w.DiskBytes > 0 {
-			lines = append(lines, of("disk", w.DiskBytes, w.Limits.DiskBytes))
-		}
-		return lines
-	}
-	cpu := fmt.Sprintf("processors %.1f s used", u.CPUSeconds)
-	if u.CPUs != nil && u.CPULimit > 0 {
-		cpu = fmt.Sprintf("processors %.1f of %g, %.1f s used", *u.CPUs, u.CPULimit, u.CPUSeconds)
-	}
-	return append(lines, of("memory", u.MemoryBytes, u.MemoryLimit), cpu, of("disk", u.DiskBytes, u.DiskLimit))
 }
 
 // remaining is a time to come: "under a minute", "41 min", "2 h 05 min".

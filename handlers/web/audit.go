@@ -45,7 +45,7 @@ func (w *Console) ShowAudit(c echo.Context) error {
 func auditRows(trail []audit.Event, names map[string]string) (rows []views.AuditRow) {
 	for _, e := range trail {
 		row := views.AuditRow{At: e.InsertedAt, Actor: orElse(names[e.ActorID], e.ActorID), ActorKind: e.Actor, Action: string(e.Action),
-			Resource: views.Link{Name: e.ResourceType + " " + shortID(e.ResourceID)}, Changed: e.Metadata.ChangedFields, RequestID: e.RequestID, Address: e.RequestIP}
+			Resource: views.Link{Name: views.Words(e.ResourceType) + " " + shortID(e.ResourceID)}, Changed: e.Metadata.ChangedFields, RequestID: e.RequestID, Address: e.RequestIP}
 		if path := pages[e.ResourceType]; path != "" {
 			row.Resource.URL = path + e.ResourceID
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"managoat/internal/conversation"
 	"managoat/internal/environment"
 	"managoat/internal/identity/identitytest"
 	"managoat/views/browsertest"
@@ -62,6 +63,11 @@ func theConsoleIsLive(t *testing.T, s *site) {
 	b.Click("#setup form[action$=retry] button")
 	b.Until(`document.querySelector("#workspace-state").innerText.includes("ready")`)
 	b.Until(`document.querySelector("#setup summary")?.innerText.includes("Set up in")`)
+	if b.Text(`document.querySelector("#tabs .count").innerText`) != "0" {
+		t.Error("a new workspace has conversations")
+	}
+	s.Launch(conversation.CreateInput{AgentID: agent, WorkspaceID: &space, Title: "Meanwhile"})
+	b.Until(`document.querySelector("#tabs .count").innerText === "1" && document.querySelector("#list").innerText.includes("Meanwhile")`)
 
 	b.Type("#f-prompt", "say Reading first.")
 	b.Run(fmt.Sprintf(`document.querySelector("#f-agent_5fid").value = %q`, agent))

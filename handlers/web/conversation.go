@@ -241,7 +241,7 @@ func (w *Console) facts(ctx context.Context, a tenant.Actor, t conversation.Conv
 			add("Tool calls", views.Count(last.ToolCallCount))
 		}
 		if last.StopReason != nil {
-			add("Stop reason", *last.StopReason)
+			add("Stop reason", views.Words(*last.StopReason))
 		}
 		if last.ExitCode != nil {
 			add("Runtime's exit", strconv.Itoa(*last.ExitCode))

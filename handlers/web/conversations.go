@@ -53,7 +53,7 @@ func (w *Console) conversationRows(ctx context.Context, a tenant.Actor, f conver
 		if t.CurrentTurn != nil && t.CurrentTurn.WaitingFor != nil {
 			row.Why = waitingText(*t.CurrentTurn.WaitingFor)
 		} else if t.Error != nil {
-			row.Why = t.Error.Code
+			row.Why = orElse(conversation.Meaning(t.Error.Code), t.Error.Message)
 		}
 		rows = append(rows, row)
 	}
@@ -140,12 +140,12 @@ func waitingText(w conversation.Waiting) string {
 	case conversation.ForModel:
 		return "Waiting for the model"
 	}
-	return "Waiting: " + w.Reason
+	return "Waiting for the " + views.Words(w.Reason)
 }
 
 // NewConversation shows the form: GET /conversations/new.
 func (w *Console) NewConversation(c echo.Context) error {
-	f, err := w.startForm(c.Request().Context(), actor(c), "")
+	f, err := w.startForm(c.Request().Context(), actor(c), nil)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (w *Console) CreateConversation(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	f, err := w.startForm(ctx, a, "")
+	f, err := w.startForm(ctx, a, nil)
 	if err != nil {
 		return err
 	}

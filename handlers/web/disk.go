@@ -234,13 +234,13 @@ func (w *Console) DownloadPatch(c echo.Context) error {
 
 // egressRow is a decision of the broker as the page shows it.
 func egressRow(r ledger.Request, names map[uuid.UUID]views.Link) views.EgressRow {
-	row := views.EgressRow{At: r.At, Host: hostOf(r), Method: r.Method, Decision: views.StateDone, Word: r.Decision, Rule: r.Rule, Dropped: r.Dropped, Status: r.Status,
+	row := views.EgressRow{At: r.At, Host: hostOf(r), Method: r.Method, Decision: views.StateDone, Word: r.Decision, Rule: views.Words(r.Rule), Dropped: r.Dropped, Status: r.Status,
 		In: r.BytesIn, Out: r.BytesOut, Took: time.Duration(r.DurationMS) * time.Millisecond, Conversation: views.Link{Name: "setup"}}
 	if r.Decision == "denied" || r.Decision == "failed" {
 		row.Decision = views.StateFailed
 	}
 	if r.Error != "" {
-		row.Rule = strings.TrimSpace(r.Rule + " " + r.Error)
+		row.Rule = strings.TrimPrefix(views.Words(r.Rule)+": "+views.Words(r.Error), ": ")
 	}
 	if r.ConversationID != nil {
 		row.Conversation = names[*r.ConversationID]

@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,7 +26,7 @@ func (w *Console) ShowHome(c echo.Context) error {
 	p := views.HomePage{Page: w.page(c, "Home", "home")}
 	p.Page.Stream = "/stream"
 	var err error
-	if p.Start, err = w.startForm(ctx, a, ""); err != nil {
+	if p.Start, err = w.startForm(ctx, a, nil); err != nil {
 		return err
 	}
 	if p.Overview, err = w.overview(ctx, a); err != nil {
@@ -69,7 +70,7 @@ func (w *Console) overview(ctx context.Context, a tenant.Actor) (o views.Overvie
 		case workspace.Ready:
 			if s.Stale {
 				row.Badge = views.Badge{State: views.StateStale, Label: "rebuild needed"}
-				row.Note = "workspace · changed: " + strings.Join(s.ChangedFields, ", ")
+				row.Note = "workspace · changed: " + strings.Join(views.FieldWords(s.ChangedFields), ", ")
 				o.Waiting = append(o.Waiting, row)
 			}
 		}
@@ -138,25 +139,54 @@ func (w *Console) firstSteps(ctx context.Context, a tenant.Actor, f views.StartF
 	}, nil
 }
 
-// startForm is the form that starts a conversation; fixed names the workspace when there is no choice.
-func (w *Console) startForm(ctx context.Context, a tenant.Actor, fixed string) (f views.StartForm, err error) {
-	f.Fixed = fixed
+// startForm is the form that starts a conversation: in a workspace, or, for nil, wherever one chooses. What could not run is
+// not offered, and says why.
+func (w *Console) startForm(ctx context.Context, a tenant.Actor, in *workspace.Workspace) (f views.StartForm, err error) {
 	agents, err := w.Agents.List(ctx, a, input.Page{Limit: choices})
 	if err != nil {
 		return f, err
 	}
-	for _, g := range agents.Items {
-		f.Agents = append(f.Agents, views.Option{Value: g.ID.String(), Label: g.Name + " · " + g.Runtime})
+	obstacles, err := w.Conversations.Obstacles(ctx, a, agents.Items, in)
+	if err != nil {
+		return f, err
 	}
-	if fixed != "" {
+	var unable []views.Option
+	for _, g := range agents.Items {
+		o := views.Option{Value: g.ID.String(), Label: g.Name + " · " + g.Runtime}
+		if why := obstacles[g.ID]; why != "" {
+			o.Label, o.Disabled = o.Label+" · "+why, true
+			unable = append(unable, o)
+			continue
+		}
+		f.Agents = append(f.Agents, o)
+	}
+	f.Agents = append(f.Agents, unable...)
+	if in != nil {
+		f.Fixed = in.ID.String()
+		if why := w.notOffered(*in); why != "" {
+			f.Closed = "Nothing can be started here: " + why + ". The machine and its disk are kept."
+		}
 		return f, nil
 	}
 	f.Workspaces = []views.Option{{Label: "on a machine of its own"}}
 	spaces, err := w.Workspaces.List(ctx, a, false, input.Page{Limit: choices})
 	for _, s := range spaces.Items {
-		if s.Status != workspace.Deleting {
-			f.Workspaces = append(f.Workspaces, views.Option{Value: s.ID.String(), Label: "in " + s.Name})
+		if s.Status == workspace.Deleting {
+			continue
 		}
+		o := views.Option{Value: s.ID.String(), Label: "in " + s.Name}
+		if why := w.notOffered(s); why != "" {
+			o.Label, o.Disabled = o.Label+" · "+why, true
+		}
+		f.Workspaces = append(f.Workspaces, o)
 	}
 	return f, err
+}
+
+// notOffered says that this instance does not offer the provider of a workspace; "" when it does.
+func (w *Console) notOffered(s workspace.Workspace) string {
+	if slices.Contains(w.Providers, s.SandboxProvider) {
+		return ""
+	}
+	return "the sandbox provider " + s.SandboxProvider + " is switched off"
 }

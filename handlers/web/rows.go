@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"managoat/internal/conversation"
 	"managoat/internal/tenant"
 	"managoat/internal/transcript"
 	"managoat/views"
@@ -75,13 +76,11 @@ func (v rowViews) body(s transcript.Stored) views.RowBody {
 		return as(s, v.permissionBody)
 	case transcript.PermissionResolved:
 		return as(s, func(b transcript.PermissionResolvedBody) views.RowBody {
-			by := b.By
-			if by == "policy" {
-				by = "policy " + b.Outcome
-			} else if by == v.you && by != "" {
+			by := orElse(conversation.Meaning(b.Outcome), views.Words(b.Outcome))
+			if b.By == v.you && b.By != "" {
 				by = "you"
 			}
-			return views.PermissionResolvedBody{ID: b.RequestID, OptionID: b.OptionID, Allowed: b.Outcome == "auto_allow", By: orElse(by, b.Outcome)}
+			return views.PermissionResolvedBody{ID: b.RequestID, OptionID: b.OptionID, Allowed: b.Outcome == "auto_allow", By: by}
 		})
 	case transcript.Stage:
 		return as(s, stageBody)
@@ -167,10 +166,13 @@ func (v rowViews) permissionBody(b transcript.PermissionRequestBody) views.RowBo
 }
 
 // quiet are the details of a stage that its row says already, or that say nothing to people.
-var quiet = []string{"lines", "dropped", "line", "output", "error", "turn_number", "attempts", "path"}
+var quiet = []string{"lines", "dropped", "line", "output", "error", "turn_number", "attempts", "path", "reason"}
 
 func stageBody(b transcript.StageBody) views.RowBody {
 	s := views.StageBody{Stage: b.Stage, State: b.State, Reason: b.Reason, Advice: b.Advice, Duration: time.Duration(b.DurationMS) * time.Millisecond}
+	if m := conversation.Meaning(b.Reason); m != "" {
+		s.Reason, s.Code = m, b.Reason
+	}
 	if printed, ok := b.Detail["lines"].([]any); ok {
 		for _, l := range printed {
 			s.Output += fmt.Sprint(l)

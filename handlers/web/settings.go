@@ -94,7 +94,7 @@ func (w *Console) DeleteKey(c echo.Context) error {
 
 func (w *Console) credentialsTab(ctx context.Context, a tenant.Actor) (t views.CredentialsTab, err error) {
 	for _, p := range inference.Providers {
-		t.Providers = append(t.Providers, views.Option{Value: p, Label: p})
+		t.Providers = append(t.Providers, views.Option{Value: p, Label: views.Words(p)})
 	}
 	held, err := w.Inference.List(ctx, a, input.Page{Limit: choices})
 	for _, k := range held.Items {
@@ -103,7 +103,7 @@ func (w *Console) credentialsTab(ctx context.Context, a tenant.Actor) (t views.C
 			kind = "subscription token"
 		}
 		at := "/settings/credentials/" + k.ID.String()
-		t.Rows = append(t.Rows, views.CredentialRow{Name: k.Name, Provider: k.Provider, Kind: kind, BaseURL: k.BaseURL, Default: k.Default,
+		t.Rows = append(t.Rows, views.CredentialRow{Name: k.Name, Provider: views.Words(k.Provider), Kind: kind, BaseURL: k.BaseURL, Default: k.Default,
 			ChangedAt: k.UpdatedAt, DefaultURL: at + "/default", DeleteURL: at + "/delete"})
 	}
 	return t, err

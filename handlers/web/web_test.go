@@ -20,6 +20,7 @@ import (
 	"managoat/handlers"
 	"managoat/handlers/web"
 	"managoat/internal/account"
+	"managoat/internal/agent"
 	"managoat/internal/audit"
 	"managoat/internal/conversation"
 	"managoat/internal/conversation/conversationtest"
@@ -177,6 +178,8 @@ func TestConsole(t *testing.T) {
 		"a conversation without JavaScript":                                  aConversationWithoutJavaScript,
 		"a machine parks and is woken":                                       aMachineParksAndIsWoken,
 		"a rebuild shows what is lost, and only then is offered":             aRebuildShowsWhatIsLost,
+		"a workspace offers what runs there":                                 aWorkspaceOffersWhatRunsThere,
+		"a workspace's tab counts what lives":                                aWorkspacesTabCountsWhatLives,
 		"a long conversation opens at its end":                               aLongConversationOpensAtItsEnd,
 		"a browser holds a few streams only":                                 aBrowserHoldsAFewStreamsOnly,
 		"pages give their streams back":                                      pagesGiveTheirStreamsBack,
@@ -476,15 +479,15 @@ func aRebuildShowsWhatIsLost(t *testing.T, s *site) {
 		t.Fatal(err)
 	}
 	banner := v.get(page).says(200).doc.Find("#workspace-state .banner")
-	if got := text(banner); got != "Rebuild needed setup_script and env_vars changed since this machine was built.See what would be lost" {
+	if got := text(banner); got != "Rebuild needed: setup script and variables changed since this machine was built.See what would be lost" {
 		t.Errorf("the banner says %q", got)
 	}
-	v.get("/").says(200, "Waiting for you", "rebuild needed", "changed: setup_script, env_vars")
+	v.get("/").says(200, "Waiting for you", "rebuild needed", "changed: setup script, variables")
 	s.InMachine(ws.ID, "mkdir work; cd work; git init -q; git config user.name a; git config user.email a@example.com; echo x > x; git add x; git commit -qm 'only <here>'; echo more > new")
 	talk := s.Launch(conversation.CreateInput{AgentID: s.Agent(""), WorkspaceID: &ws.ID}).ID
 	s.Prompt(talk, "say working", "sleep 60000")
 	s.Until("the agent to work", func() bool { return s.Said(talk) == "working" })
-	p := v.get(banner.Find("a").AttrOr("href", "")).says(200, "setup_script and env_vars changed", "~/work", "1 untracked, 1 commit not pushed", "only <here>", "new", "Turns that end with it", "say working", "turn 1 running")
+	p := v.get(banner.Find("a").AttrOr("href", "")).says(200, "setup script and variables changed", "~/work", "1 untracked, 1 commit not pushed", "only <here>", "new", "Turns that end with it", "say working", "turn 1 running")
 	if p.doc.Find(`form[action$="/rebuild"] input[name=interrupt][required]`).Length() != 1 {
 		t.Error("the rebuild does not ask whether the turn may end")
 	}
@@ -548,7 +551,7 @@ func aConversationWithoutJavaScript(t *testing.T, s *site) {
 	v.post(talk+"/interrupt", "turn", "2").says(200)
 	s.Ended(id, 2)
 	v.post(talk+"/interrupt", "turn", "2").says(409)
-	v.get(talk).says(200, fmt.Sprintf("Turn %d interrupted", turn.TurnNumber))
+	v.get(talk).says(200, fmt.Sprintf("Turn %d interrupted", turn.TurnNumber), "Asked for by a person or a key.")
 	v.post(talk+"/prompts", "prompt", "exit 4").says(200)
 	s.Ended(id, 4)
 	v.get(talk).says(200, "Turn 4 failed", "adapter_crashed", "Copy diagnostics", "agent: giving up")
@@ -573,6 +576,63 @@ func aConversationWithoutJavaScript(t *testing.T, s *site) {
 	v.post(talk+"/terminate").says(200, "This conversation has ended")
 	v.post(talk+"/prompts", "prompt", "x").says(410, "ended")
 	v.post(page+"/delete", "confirm", "shop").says(200, "Deleting shop")
+}
+
+// What a list offers runs, or says beside it why it would not.
+func aWorkspaceOffersWhatRunsThere(t *testing.T, s *site) {
+	who := s.Account(t)
+	v := s.as(t, who)
+	env := v.post("/environments", "name", "small", "networking_type", "unrestricted", "setup_timeout_seconds", "90").says(200, "small").path
+	page := v.post("/workspaces", "name", "shop", "environment_id", strings.TrimPrefix(env, "/environments/"), "sandbox_provider", "local").says(200, "shop").path
+	for name, fields := range map[string][]string{
+		"runs":      {"runtime", agent.ACP, "runtime_command", "run"},
+		"unadapted": {"runtime", agent.Codex, "model", "openai/gpt-5"},
+		"penniless": {"runtime", agent.Claude, "model", "anthropic/claude-sonnet-4-5"},
+		"elsewhere": {"runtime", agent.ACP, "runtime_command", "run", "allowed_environment_ids_any", "false"},
+	} {
+		v.post("/agents", append(fields, "name", name)...).says(200, name)
+	}
+	why := map[string]string{"unadapted": "does not run in this version yet", "penniless": "no inference credential for anthropic"}
+	for _, path := range []string{"/", "/conversations/new", page} {
+		p := v.get(path).says(200)
+		if why["elsewhere"] = ""; path == page {
+			why["elsewhere"] = "may not run in this environment"
+		}
+		options := p.doc.Find("[name=agent_id] option")
+		if options.Length() != 4 || options.First().Is("[disabled]") {
+			t.Errorf("%s offers %s", path, text(options))
+		}
+		options.Each(func(_ int, o *goquery.Selection) {
+			name, _, _ := strings.Cut(text(o), " ")
+			if o.Is("[disabled]") != (why[name] != "") || !strings.HasSuffix(text(o), why[name]) {
+				t.Errorf("%s offers %q, disabled %v", path, text(o), o.Is("[disabled]"))
+			}
+		})
+	}
+	v.post(page+"/delete", "confirm", "shop").says(200)
+}
+
+// The tab's count is that of the list behind it, on every tab.
+func aWorkspacesTabCountsWhatLives(t *testing.T, s *site) {
+	v := s.as(t, s.Owner)
+	ws := s.Ready(s.Workspace(s.Environment(nil)).ID)
+	launch := func() uuid.UUID {
+		return s.Launch(conversation.CreateInput{AgentID: s.Agent(""), WorkspaceID: &ws.ID, Title: "talk"}).ID
+	}
+	launch()
+	if _, err := s.Conversations.Terminate(t.Context(), s.Owner.Actor, launch()); err != nil {
+		t.Fatal(err)
+	}
+	page := "/workspaces/" + ws.ID.String()
+	for _, tab := range []string{"", "/files", "/audit"} {
+		if got := text(v.get(page + tab).says(200).doc.Find("#tabs .count")); got != "1" {
+			t.Errorf("%s: the tab counts %q", tab, got)
+		}
+	}
+	p := v.get(page).says(200, "Ended 1")
+	if live, ended := p.doc.Find("#list > ul > li").Length(), p.doc.Find("#list section li").Length(); live != 1 || ended != 1 {
+		t.Errorf("%d live, %d ended: %s", live, ended, text(p.doc.Find("#list")))
+	}
 }
 
 // A long conversation opens at its newest part, at the start of a turn; the rest is behind links, and a link to any row

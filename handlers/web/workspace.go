@@ -43,7 +43,7 @@ func (w *Console) workspace(c echo.Context, status int, tab string, fill func(co
 		return err
 	}
 	p := views.WorkspacePage{Page: w.page(c, s.Name, "workspaces"), Tab: tab}
-	p.Page.Stream = "/workspaces/" + at.String() + "/stream?tab=" + tab
+	p.Page.Stream = address("/workspaces/"+at.String()+"/stream", "tab", tab, "after", c.QueryParam("after"))
 	if p.Head, err = w.workspaceHead(ctx, a, s); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (w *Console) workspace(c echo.Context, status int, tab string, fill func(co
 	p.Setup.Open = tab == "log"
 	p.Head.Status.Since = since(s, log)
 	if tab == "conversations" {
-		if p.Start, err = w.startForm(ctx, a, at.String()); err != nil {
+		if p.Start, err = w.startForm(ctx, a, &s); err != nil {
 			return err
 		}
 		if s.EnvironmentID != nil {
@@ -70,9 +70,11 @@ func (w *Console) workspace(c echo.Context, status int, tab string, fill func(co
 				p.Start.Cwd = p.Start.Folders[0]
 			}
 		}
-		if p.Conversations, err = w.conversationLines(ctx, a, at); err != nil {
+		var next string
+		if p.Conversations, p.Ended, next, err = w.conversationLines(ctx, a, at, list(c)); err != nil {
 			return err
 		}
+		p.Pager.Older = older(c, next)
 	}
 	if err := fill(ctx, &p, s); err != nil {
 		return err
@@ -158,12 +160,17 @@ func since(s workspace.Workspace, log workspace.Log) time.Time {
 	return when(log.Steps[0].StartedAt)
 }
 
-func (w *Console) conversationLines(ctx context.Context, a tenant.Actor, workspaceID uuid.UUID) (rows []views.Row, err error) {
-	all, err := w.Conversations.List(ctx, a, conversation.Filter{WorkspaceID: &workspaceID}, input.Page{Limit: listSize})
+// conversationLines are a page of a workspace's conversations: those that live, and those that have ended.
+func (w *Console) conversationLines(ctx context.Context, a tenant.Actor, workspaceID uuid.UUID, page input.Page) (live, ended []views.Row, next string, err error) {
+	all, err := w.Conversations.List(ctx, a, conversation.Filter{WorkspaceID: &workspaceID}, page)
 	for _, t := range all.Items {
-		rows = append(rows, conversationLine(t))
+		if t.EndedAt != nil {
+			ended = append(ended, conversationLine(t))
+		} else {
+			live = append(live, conversationLine(t))
+		}
 	}
-	return rows, err
+	return live, ended, all.Next, err
 }
 
 // stepStates are the states of setup steps as the page shows them.
@@ -210,7 +217,7 @@ func (w *Console) WorkspaceStream(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	tab := c.QueryParam("tab")
+	tab, page := c.QueryParam("tab"), list(c)
 	var shown setupShown
 	return w.live(c, about(at), true, func(ctx context.Context) ([]views.Fragment, error) {
 		s, err := w.Workspaces.Get(ctx, a, at)
@@ -230,16 +237,17 @@ func (w *Console) WorkspaceStream(c echo.Context) error {
 		}
 		head.Status.Since = since(s, log)
 		now := time.Now()
-		f := []views.Fragment{{Target: views.IDWorkspace, Swap: views.SwapMorph, Content: views.WorkspaceTop(head, now)}}
+		f := []views.Fragment{{Target: views.IDWorkspace, Swap: views.SwapMorph, Content: views.WorkspaceTop(head, now)},
+			{Target: views.IDTabs, Swap: views.SwapMorph, Content: views.WorkspaceTabs(head, tab)}}
 		setup := setupView(s, log)
 		setup.Open = tab == "log"
 		f = append(f, shown.fragments(log.SetupID, setup, now)...)
 		if tab == "conversations" {
-			rows, err := w.conversationLines(ctx, a, at)
+			live, ended, _, err := w.conversationLines(ctx, a, at, page)
 			if err != nil {
 				return nil, err
 			}
-			f = append(f, views.Fragment{Target: views.IDList, Swap: views.SwapMorph, Content: views.ConversationLines(rows, now)})
+			f = append(f, views.Fragment{Target: views.IDList, Swap: views.SwapMorph, Content: views.ConversationLines(live, ended, now)})
 		}
 		return f, nil
 	})

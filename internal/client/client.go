@@ -24,6 +24,9 @@ type Client struct {
 	Base string // http://127.0.0.1:8080
 	Key  string
 	HTTP *http.Client // nil: http.DefaultClient
+	// Away is told when a stream that is followed cannot be had, with the cause, and when it goes on, with nil; nil: nobody is.
+	// A connection that breaks and stands again at once is neither.
+	Away func(cause error)
 
 	silence time.Duration // 0: silence, but for tests
 }
@@ -214,12 +217,17 @@ const (
 )
 
 // Follow reads a stream, from the frame after the given id, and connects again from the last id it saw when the
-// connection ends, until the stream says "end", each says ErrStop, or ctx ends. A refusal ends it at once.
+// connection ends, until the stream says "end", each says ErrStop, or ctx ends. A refusal ends it at once. That it has to
+// wait for the server is told to Away.
 func (c *Client) Follow(ctx context.Context, path, after string, each func(Frame) error) error {
-	pause := firstPause
+	pause, away := firstPause, false
 	for {
+		opened := false
 		ended, err := c.follow(ctx, path, &after, func(f Frame) error {
-			pause = firstPause
+			if pause, opened = firstPause, true; away {
+				away = false
+				c.Away(nil)
+			}
 			return each(f)
 		})
 		var refused *Refused
@@ -233,6 +241,10 @@ func (c *Client) Follow(ctx context.Context, path, after string, each func(Frame
 			return err
 		case err != nil && !errors.As(err, &gone) && refused == nil:
 			return err
+		}
+		if !opened && !away && c.Away != nil {
+			away = true
+			c.Away(err)
 		}
 		select {
 		case <-ctx.Done():

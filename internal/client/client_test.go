@@ -97,6 +97,33 @@ func TestAPostWhoseAnswerIsLostIsAskedForItAgainUnderItsKey(t *testing.T) {
 	}
 }
 
+// Whoever watches a stream must be able to tell a server that is away from an agent that says nothing.
+func TestAServerThatIsAwayIsToldOnceAndSoIsItsReturn(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int32
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch calls.Add(1) {
+		case 1, 2: // cut, and there again
+			fmt.Fprint(w, "id: 1\nevent: output\ndata: a\n\n")
+		case 3, 4, 6:
+			w.WriteHeader(503)
+			fmt.Fprint(w, `{"error":"database_away","message":"Away."}`)
+		case 5:
+		default:
+			fmt.Fprint(w, "event: end\ndata: {}\n\n")
+		}
+	}))
+	defer srv.Close()
+	var told []string
+	c := &Client{Base: srv.URL, Away: func(cause error) { told = append(told, fmt.Sprint(cause)) }}
+	if err := c.Follow(t.Context(), "/s", "", func(Frame) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"Away. (database_away)", "<nil>", "Away. (database_away)", "<nil>"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
+
 // A proxy that buffers takes the connection and passes nothing on.
 func TestAStreamWhoseAnswerIsHeldBackIsGivenUpAndOpenedAgain(t *testing.T) {
 	t.Parallel()

@@ -170,7 +170,7 @@ func (t *turn) install(ctx context.Context) error {
 	stage := func(state, reason string, detail map[string]any) {
 		t.stage(ctx, transcript.StageBody{Stage: "adapter", State: state, Reason: reason, DurationMS: time.Since(start).Milliseconds(), Detail: detail})
 	}
-	if runtime.Version(name) == "" {
+	if !adapted(t.runtime) {
 		f := fail(CodeNotInstalled, "This version of Managoat has no adapter for the runtime %s yet, so that its conversations do not run. Start one with an agent of the runtime claude, or of acp with a command in the machine.", name)
 		stage("failed", f.problem.Code, nil)
 		return f
@@ -214,7 +214,10 @@ func (t *turn) home(ctx context.Context, up *workspace.Up) (mcp.Servers, error) 
 	beside.Wait()
 	if err != nil {
 		f := failureOf(err)
-		f.ends = f.ends || fresh && f.problem.Code == CodeRuntimeTemplate
+		if f.problem.Code == CodeRuntimeTemplate {
+			f.ends = fresh
+			f.problem.Message += mending(up.Implicit)
+		}
 		t.stage(ctx, transcript.StageBody{Stage: "home", State: "failed", Reason: f.problem.Code, Detail: f.problem.Fields, DurationMS: time.Since(start).Milliseconds()})
 		return nil, err
 	}
@@ -421,6 +424,13 @@ func (t *turn) abandon(ctx context.Context, p *process, g *guest.Client, a adapt
 	}
 }
 
+// Reasons why a turn could not be taken up again.
+const (
+	noActiveSession   = "no_active_session"
+	machineNotReached = "machine_not_reached"
+	machineRestarted  = "machine_restarted"
+)
+
 // reattach takes up a turn whose prompt was sent before the server restarted: its adapter went on in the machine, and what
 // it said since waits there. What cannot be found ends the turn; nothing is asked twice.
 func (t *turn) reattach(ctx context.Context) error {
@@ -447,7 +457,7 @@ func (t *turn) reattach(ctx context.Context) error {
 		return err
 	}
 	if a == nil || a.TurnID == nil || *a.TurnID != t.row.ID {
-		return orphan("no_active_session")
+		return orphan(noActiveSession)
 	}
 	up, err := t.found(ctx)
 	switch {
@@ -457,12 +467,12 @@ func (t *turn) reattach(ctx context.Context) error {
 		r, _ := refusal.As(err)
 		return lost(string(r.Code), r.Message, failed(failureOf(err)))
 	case err != nil:
-		return orphan("machine_not_reached")
+		return orphan(machineNotReached)
 	case !a.on(up):
-		return orphan("machine_restarted")
+		return orphan(machineRestarted)
 	}
 	if _, err := up.Guest.Status(ctx, a.ExecID.String()); err != nil {
-		return orphan("no_active_session")
+		return orphan(noActiveSession)
 	}
 	bound, err := t.s.openBound(ctx, t.s.db.Tenant(t.c.TenantID), t.c)
 	if err != nil {

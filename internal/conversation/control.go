@@ -19,15 +19,15 @@ import (
 	"managoat/queries"
 )
 
-// Reasons why a turn was interrupted.
+// Reasons why a turn was interrupted. Meaning says what each is.
 const (
-	ByUser            = "user"                     // somebody interrupted it
-	ByWithdrawal      = "withdrawn"                // it was queued and taken back
-	ByTermination     = "conversation_terminated"  // its conversation was ended
-	ByInstanceRestart = "instance_restarted"       // the server restarted and nothing of it could be found
-	ByEgressRestart   = "egress_restarted"         // the host's egress process ended, and with it the model's answer
-	ByParking         = workspace.MachineParked    // its machine parked under it, at the end of its lifetime
-	ByDestruction     = workspace.MachineDestroyed // its machine is gone with its disk: rebuilt, or lost
+	ByUser            = "user"
+	ByWithdrawal      = "withdrawn"
+	ByTermination     = "conversation_terminated"
+	ByInstanceRestart = "instance_restarted"
+	ByEgressRestart   = "egress_restarted"
+	ByParking         = workspace.MachineParked
+	ByDestruction     = workspace.MachineDestroyed
 )
 
 // Values of title_source.
@@ -101,8 +101,7 @@ func (s *Service) withdraw(ctx context.Context, tx db.Tx, id uuid.UUID, reason s
 }
 
 // endTurns ends open turns of a locked conversation, in their order: one that runs is asked to, and those that wait are
-// withdrawn. What was asked in those is shown, in the order of turns: behind the end of the one that runs (settle), if there
-// is one.
+// withdrawn. What was asked in those is shown at once, before the end of the one that runs.
 func (s *Service) endTurns(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID, turns []workspace.OpenTurn, reason string) (running bool, err error) {
 	var rows []transcript.Row
 	for _, t := range turns {
@@ -122,10 +121,10 @@ func (s *Service) endTurns(ctx context.Context, tx db.Tx, tenantID, id uuid.UUID
 			return false, err
 		}
 	}
-	if running || len(rows) == 0 {
+	if len(rows) == 0 {
 		return running, nil
 	}
-	return false, s.o.Writer.AppendTx(ctx, tx, tenantID, id, rows...)
+	return running, s.o.Writer.AppendTx(ctx, tx, tenantID, id, rows...)
 }
 
 // Terminate ends a conversation: its turns, its adapter, its config home. The transcript stays. Ending one that has ended

@@ -73,7 +73,7 @@ func writeHome(ctx context.Context, g *guest.Client, home string, files []runtim
 			err = g.WriteFile(ctx, diskRoots, to, f.Data, f.Mode)
 		}
 		if is(err, guest.ErrUnreadable) {
-			return fail(CodeRuntimeTemplate, "%s of the config home cannot be written: the runtime template has its directory without the permission to write. Give it that where the setup script makes it.", f.Path).
+			return fail(CodeRuntimeTemplate, "%s of the config home cannot be written: the runtime template has its directory without the permission to write. The setup script must give it that.", f.Path).
 				with("reason", "read_only").with("path", to).because(err)
 		}
 		if err != nil {
@@ -96,7 +96,7 @@ func copyTemplate(ctx context.Context, g *guest.Client, from, to string) error {
 		return unreadable(err, from)
 	}
 	if is(err, guest.ErrTooLarge) {
-		return fail(CodeRuntimeTemplate, "%s is too large to be copied for each conversation: at most 100,000 files and directories, 100 levels and 1 GiB. Let the setup script put it elsewhere.", from).
+		return fail(CodeRuntimeTemplate, "%s is too large to be copied for each conversation: at most 100,000 files and directories, 100 levels and 1 GiB. The setup script must put it elsewhere.", from).
 			with("reason", guest.ErrTooLarge).with("path", from).because(err)
 	}
 	if err != nil {
@@ -171,7 +171,7 @@ func is(err error, codes ...string) bool {
 }
 
 func notAnObject(file string) *failure {
-	return fail(CodeRuntimeTemplate, "%s is not a JSON object. Mend it on the machine's disk, and where the setup script writes it, under $MANAGOAT_RUNTIME_TEMPLATE.", file).
+	return fail(CodeRuntimeTemplate, "%s is not a JSON object. What the setup script writes there, under $MANAGOAT_RUNTIME_TEMPLATE, must be one.", file).
 		with("reason", guest.ErrNotJSONOb).with("path", file)
 }
 
@@ -181,8 +181,17 @@ func unreadable(err error, at string) *failure {
 	if errors.As(err, &file) && file.Path != "" {
 		at = file.Path
 	}
-	return fail(CodeRuntimeTemplate, "%s cannot be read by the sandbox user: was it written with sudo? Give it to the user sprite, on the machine's disk and where the setup script writes it.", at).
+	return fail(CodeRuntimeTemplate, "%s cannot be read by the sandbox user: was it written with sudo? The setup script must give it to the user sprite.", at).
 		with("reason", "unreadable").with("path", at).because(err)
+}
+
+// mending is what remains to be done about a template, or a file of a config home, beside the setup script, which has run: on
+// a disk that is kept it is mended too; a machine of the conversation's own is not, since nobody reaches it.
+func mending(own bool) string {
+	if own {
+		return " Then start a new conversation: the machine is this one's own, and its setup is not run again."
+	}
+	return " Mend it on the machine's disk too, which the setup made, or rebuild the workspace."
 }
 
 // servers are the MCP servers of the conversation's agent as it is now, which runs in the version that the conversation began

@@ -351,7 +351,8 @@ func broken(h homes) {
 		for _, c := range []uuid.UUID{id, id, launch()} { // the same way until it is mended
 			turn := h.Ask(c, "hello")
 			must(h.t, turn, conversation.Failed, conversation.CodeRuntimeTemplate)
-			if at := turn.Error.Fields["path"]; turn.Error.Fields["reason"] != f.reason || at != f.path && f.path != "" || !strings.Contains(turn.Error.Message, f.path) {
+			if at := turn.Error.Fields["path"]; turn.Error.Fields["reason"] != f.reason || at != f.path && f.path != "" || !strings.Contains(turn.Error.Message, f.path) ||
+				!strings.HasSuffix(turn.Error.Message, "or rebuild the workspace.") {
 				h.t.Errorf("%s %s: %+v", f.runtime, f.name, turn.Error)
 			}
 		}
@@ -446,6 +447,8 @@ func ownMachine(w *conversationtest.World, t *testing.T) {
 	v, err := w.Conversations.Get(t.Context(), w.Owner.Actor, bad.ID)
 	if err != nil || v.Status != conversation.Failed || v.Error == nil || v.Error.Code != conversation.CodeRuntimeTemplate || v.Error.Fields["reason"] != "unreadable" {
 		t.Errorf("%+v %v", v, err)
+	} else if m := v.Error.Message; !strings.Contains(m, "start a new conversation") || strings.Contains(m, "workspace") {
+		t.Errorf("there is no workspace to mend or to rebuild, and the advice is: %s", m)
 	}
 	if _, err := w.Conversations.Prompt(t.Context(), w.Owner.Actor, bad.ID, conversation.PromptInput{Prompt: "again"}); !refusal.Is(err, refusal.ConversationTerminated) {
 		t.Errorf("a prompt into it: %v", err)

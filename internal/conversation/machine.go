@@ -13,6 +13,9 @@ import (
 	"managoat/internal/workspace"
 )
 
+// machineLost is why a machine is built again.
+const machineLost = "machine_lost"
+
 // up makes sure that the workspace's machine is up. That it had to be woken or built again is shown, and why it could not be.
 func (t *turn) up(ctx context.Context) (*workspace.Up, error) {
 	t.machine, t.rebuilds = uuid.Nil, false
@@ -28,7 +31,7 @@ func (t *turn) up(ctx context.Context) (*workspace.Up, error) {
 	}})
 	stage := transcript.StageBody{Stage: "wake", State: "done", DurationMS: time.Since(start).Milliseconds()}
 	if t.rebuilds {
-		stage.Stage, stage.Reason = "rebuild", "machine_lost"
+		stage.Stage, stage.Reason = "rebuild", machineLost
 	}
 	if err == nil {
 		t.machine = up.MachineID

@@ -13,25 +13,26 @@ import (
 	"managoat/sandbox/guest"
 )
 
-// Codes of a turn's error, beside those of refusals that end a turn (setup_failed, sandbox_provider_disabled, …).
+// Codes of a turn's error, beside those of refusals that end a turn (setup_failed, sandbox_provider_disabled, …). Meaning says
+// what each is.
 const (
-	CodeInternal          = "internal"              // a fault of the server; its log has the cause
-	CodeRuntimeTemplate   = "runtime_template"      // the config home could not be made from the template
-	CodeNotInstalled      = "runtime_not_installed" // the machine does not find the command, or the adapter's installation failed
-	CodeMCPVariables      = "mcp_variables_missing" // variables of the agent's MCP servers have no value
-	CodeMCPInvalid        = "mcp_server_invalid"    // nor are the servers valid with every value
-	CodeMCPTransport      = "mcp_not_supported"     // the runtime takes no servers of a type
-	CodeAdapterCrashed    = "adapter_crashed"       // the runtime ended by itself
-	CodeAdapterSilent     = "adapter_silent"        // the runtime did not answer in time
-	CodeAdapterProtocol   = "adapter_protocol"      // the runtime does not speak the protocol as it must
-	CodeOutOfMemory       = "out_of_memory"         // the kernel ended the runtime for the machine's memory limit
-	CodeAgentError        = "agent_error"           // the agent answered the prompt with an error
-	CodeStopped           = "stopped"               // the agent stopped for a reason that is not the end of its turn
-	CodeImagesUnsupported = "images_not_supported"  // the runtime takes no images
-	CodeMachineGone       = "sandbox_unreachable"   // the connection to the machine was lost for good
-	CodeMachineLostAgain  = "machine_lost_again"    // the machine was lost, and soon after it had been built again for the conversation
-	CodeDirectory         = "cwd_not_allowed"       // links lead the working directory elsewhere
-	CodeDisk              = "disk_full"             // the machine's disk is full
+	CodeInternal          = "internal"
+	CodeRuntimeTemplate   = "runtime_template"
+	CodeNotInstalled      = "runtime_not_installed"
+	CodeMCPVariables      = "mcp_variables_missing"
+	CodeMCPInvalid        = "mcp_server_invalid"
+	CodeMCPTransport      = "mcp_not_supported"
+	CodeAdapterCrashed    = "adapter_crashed"
+	CodeAdapterSilent     = "adapter_silent"
+	CodeAdapterProtocol   = "adapter_protocol"
+	CodeOutOfMemory       = "out_of_memory"
+	CodeAgentError        = "agent_error"
+	CodeStopped           = "stopped"
+	CodeImagesUnsupported = "images_not_supported"
+	CodeMachineGone       = "sandbox_unreachable"
+	CodeMachineLostAgain  = "machine_lost_again"
+	CodeDirectory         = "cwd_not_allowed"
+	CodeDisk              = "disk_full"
 )
 
 // failure is an error that ends a turn with a problem that people see.

@@ -102,7 +102,7 @@ func TestARebuild(t *testing.T) {
 		if p.Said(c) != "hi workingagain" || p.Said(idle) != "hi back" || notices(p.World, c) != "new_machine" || notices(p.World, idle) != "new_machine" {
 			p.t.Errorf("said %q and %q, notices %s and %s", p.Said(c), p.Said(idle), notices(p.World, c), notices(p.World, idle))
 		}
-		if got := story(p.World, c); !strings.HasSuffix(got, "2? say working; sleep 600000, 2 interrupted machine_destroyed, 3? say never, 3 interrupted machine_destroyed, 4? say again, 4 done") {
+		if got := story(p.World, c); !strings.HasSuffix(got, "2? say working; sleep 600000, 3? say never, 3 interrupted machine_destroyed, 2 interrupted machine_destroyed, 4? say again, 4 done") {
 			p.t.Errorf("the transcript: %s", got)
 		}
 		if got := stages(p.World, c); !strings.HasSuffix(got, "turn interrupted machine_destroyed, turn interrupted machine_destroyed, home done, adapter done, session done, turn done") {

@@ -113,7 +113,7 @@ func TestPromptsThatNothingCameOfStayInTheTranscript(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Ended(deleted, 1)
-	if got := story(w, deleted); got != "1? say working; sleep 600000, 1 interrupted conversation_terminated, 2? say never, 2 interrupted conversation_terminated" {
+	if got := story(w, deleted); got != "1? say working; sleep 600000, 2? say never, 2 interrupted conversation_terminated, 1 interrupted conversation_terminated" {
 		t.Errorf("deleted with its workspace: %s", got)
 	}
 }

@@ -574,17 +574,6 @@ func (t *turn) settleTx(ctx context.Context, tx db.Tx, e ending, with *commitOf)
 		rows = append(rows, transcript.Row{Type: transcript.PermissionResolved, TurnID: &t.row.ID, Body: transcript.PermissionResolvedBody{RequestID: r.ID.String(), Outcome: cancelled, By: "system"}})
 	}
 	rows = append(rows, lastRows(now, e, use)...)
-	if now.InterruptAsked != nil { // those that waited behind it may have ended with it
-		unbegun, err := tx.UnbegunTurns(ctx, queries.UnbegunTurnsParams{ConversationID: c.ID, After: now.TurnNumber, But: ByWithdrawal})
-		if err != nil {
-			return err
-		}
-		for _, other := range unbegun {
-			if rows, err = appendUnbegun(rows, other); err != nil {
-				return err
-			}
-		}
-	}
 	if err := t.s.o.Writer.AppendTx(ctx, tx, c.TenantID, c.ID, rows...); err != nil {
 		return err
 	}

@@ -311,8 +311,8 @@ func TestTurns(t *testing.T) {
 		if first.Status != conversation.Interrupted || *first.Reason != conversation.ByTermination || second.Status != conversation.Interrupted {
 			t.Errorf("the turns: %+v %+v", first, second)
 		}
-		// What was asked and not begun is kept, behind the end of what ran; what its person took back is not.
-		if got := story(w, c); got != "1? say working; sleep 60000, 1 interrupted conversation_terminated, 3? say later, 3 interrupted conversation_terminated" {
+		// What was asked and not begun is kept, and not behind the end of what ran; what its person took back is not.
+		if got := story(w, c); got != "1? say working; sleep 60000, 3? say later, 3 interrupted conversation_terminated, 1 interrupted conversation_terminated" {
 			t.Errorf("the transcript: %s", got)
 		}
 		w.Until("the config home to go", func() bool { return !exists(t, w, *ws, "/home/sprite/.managoat/c/"+c.String()) })

@@ -145,6 +145,9 @@ func Table() []Entry {
 	return out
 }
 
+// Meaning is a sentence for the code; "" when the table does not have it.
+func (c Code) Meaning() string { return table[c].Meaning }
+
 // NotFoundError is the one answer for ids that do not exist, are malformed, or are another account's.
 func NotFoundError() *Refusal {
 	return New(NotFound, "There is nothing here with that id in this account.")

@@ -152,7 +152,11 @@ func TestAFailedWorkspaceIsRetriedWithItsEnvironmentAsItIsNow(t *testing.T) {
 			t.Errorf("%s: exit %d, %s%s", verb, code, stdout, stderr)
 		}
 	}
-	out, wait = a.follow("workspace", "rebuild", "mended", "--interrupt", "-f")
+	// Nobody is there to be asked: it takes a word that it is meant.
+	if _, stderr, code := a.cli("workspace", "rebuild", "mended", "--interrupt"); code != 2 || !strings.Contains(stderr, "--yes") {
+		t.Errorf("a rebuild without a word: exit %d, %s", code, stderr)
+	}
+	out, wait = a.follow("workspace", "rebuild", "mended", "--interrupt", "--yes", "-f")
 	if code := wait(); code != 0 || !strings.Contains(out.String(), "rebuilt\n✓ ready\n") {
 		t.Fatalf("exit %d\n%s", code, out)
 	}

@@ -40,14 +40,14 @@ func TestTheLifeOfAWorkspaceInABrowser(t *testing.T) {
 	c.shows("#workspace-state", "ready")
 	c.stay()
 	edit("echo mended")
-	c.shows("#workspace-state", "Rebuild needed", "setup_script changed") // as it happens
+	c.shows("#workspace-state", "Rebuild needed", "setup script changed") // as it happens
 	if !c.stayed() {
 		t.Error("the page was loaded again")
 	}
 	c.picture("workspace-stale")
 	c.Click("#workspace-state .banner a")
 	c.shows("h1", "Rebuild shop")
-	c.shows("main", "~/shop", "1 untracked", "not pushed", "setup_script changed")
+	c.shows("main", "~/shop", "1 untracked", "not pushed", "setup script changed")
 	c.picture("rebuild")
 	c.submit("Rebuild workspace")
 	c.Until(fmt.Sprintf("location.pathname === %s", literal(page)))

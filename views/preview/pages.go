@@ -23,7 +23,6 @@ var long = strings.Repeat("a name that goes on and on ", 8)[:200]
 func page(now time.Time, title, section string) views.Page {
 	return views.Page{
 		Title: title, Section: section, Now: now, Account: "storefront team", Email: "owner@example.com",
-		Counts: map[string]int{"home": 3, "workspaces": 12, "conversations": 48},
 	}
 }
 
@@ -53,7 +52,7 @@ func examples(now time.Time) []example {
 	running := views.Row{Badge: views.Badge{State: views.StateRunning, Label: "turn 4", Since: ago(42 * time.Second)}, Title: views.Link{Name: "Fix the cart total when a coupon is applied twice", URL: "/conversations/c1#end"}, Note: "Builder · claude · storefront · ~/storefront"}
 	waiting := views.Row{Badge: views.Badge{State: views.StateWaiting, Label: "waiting for the setup", Since: ago(41 * time.Second)}, Title: views.Link{Name: "Review the cart", URL: "/conversations/c2#end"}, Note: "Reviewer · claude · checkout"}
 	idle := views.Row{Badge: views.Badge{State: views.StateReady, Label: "idle"}, Title: views.Link{Name: "Look into the flaky checkout test", URL: "/conversations/c3#end"}, Note: "Builder · claude · ~/storefront/e2e", At: ago(2 * time.Hour)}
-	failed := views.Row{Badge: views.Badge{State: views.StateFailed, Label: "setup_script: exit 7"}, Title: views.Link{Name: "checkout", URL: "/workspaces/w2"}, Note: "workspace", At: ago(4 * time.Minute)}
+	failed := views.Row{Badge: views.Badge{State: views.StateFailed, Label: "Run the setup script: exit 7"}, Title: views.Link{Name: "checkout", URL: "/workspaces/w2"}, Note: "workspace", At: ago(4 * time.Minute)}
 	add("/", views.Home(views.HomePage{Page: page(now, "Home", "home"), Start: start, Overview: views.Overview{
 		Running: []views.Row{running, waiting}, Failed: []views.Row{failed}, Recent: []views.Row{idle, {Badge: views.Badge{State: views.StateOff, Label: "ended"}, Title: views.Link{Name: long, URL: "/conversations/c4"}, Note: long, At: ago(50 * time.Hour)}},
 	}}))
@@ -67,7 +66,7 @@ func examples(now time.Time) []example {
 	add("/workspaces", views.Workspaces(views.WorkspacesPage{Page: page(now, "Workspaces", "workspaces"), Rows: []views.WorkspaceRow{
 		{ID: "w0", Name: views.Link{Name: "billing", URL: "/workspaces/w0"}, Environment: views.Link{Name: "go-1.26", URL: "/environments/e2"}, Status: views.Badge{State: views.StateRunning, Label: "setting up", Since: ago(53 * time.Second)}, Note: "installing packages", ActiveAt: ago(time.Minute)},
 		{ID: "w1", Name: views.Link{Name: "storefront", URL: "/workspaces/w1"}, Environment: views.Link{Name: "node-22", URL: "/environments/e1"}, Status: views.Badge{State: views.StateReady, Label: "ready"}, Conversations: 3, Stale: []string{"packages", "setup_script"}, ActiveAt: ago(40 * time.Second)},
-		{ID: "w2", Name: views.Link{Name: "checkout", URL: "/workspaces/w2"}, Environment: views.Link{Name: "node-22", URL: "/environments/e1"}, Status: views.Badge{State: views.StateFailed, Label: "failed"}, Note: "setup_script: exit 7", ActiveAt: ago(4 * time.Minute)},
+		{ID: "w2", Name: views.Link{Name: "checkout", URL: "/workspaces/w2"}, Environment: views.Link{Name: "node-22", URL: "/environments/e1"}, Status: views.Badge{State: views.StateFailed, Label: "failed"}, Note: "Run the setup script: exit 7", ActiveAt: ago(4 * time.Minute)},
 		{ID: "w3", Name: views.Link{Name: "docs", URL: "/workspaces/w3"}, Environment: views.Link{Name: "hugo", URL: "/environments/e3"}, Status: views.Badge{State: views.StateParked, Label: "parked"}, Conversations: 1204, ActiveAt: ago(3 * 24 * time.Hour)},
 		{ID: "w4", Name: views.Link{Name: long, URL: "/workspaces/w4"}, Environment: views.Link{Name: long, URL: "/environments/e4"}, Status: views.Badge{State: views.StateOff, Label: "deleting"}, ActiveAt: ago(31 * 24 * time.Hour)},
 	}, Pager: views.Pager{Older: "/workspaces?before=w4"}}))
@@ -109,6 +108,12 @@ func examples(now time.Time) []example {
 	away := w1
 	away.Head.MachineNote, away.Head.ParksAt, away.Head.Use = "The server whose host runs the machine is away. The machine and its disk are kept.", time.Time{}, nil
 	add("/workspaces/w1/away", views.Workspace(away))
+	off := w1
+	off.Start.Closed = "Nothing can be started here: the sandbox provider docker is switched off. The machine and its disk are kept."
+	add("/workspaces/w1/off", views.Workspace(off))
+	unable := w1
+	unable.Start.Agents = w1.Start.Agents[1:]
+	add("/workspaces/w1/unable", views.Workspace(unable))
 	parked.Tab, parked.Files = "files", &views.FilesTab{NotReady: &views.NotReady{Message: "The machine is parked since 14:02, and reading never wakes it. Its disk is as it was left.", WakeURL: "/workspaces/w1/wake"}}
 	add("/workspaces/w3", views.Workspace(parked))
 	tab := func(name string, fill func(*views.WorkspacePage)) {
@@ -158,7 +163,7 @@ func examples(now time.Time) []example {
 
 	add("/conversations", views.Conversations(views.ConversationsPage{Page: page(now, "Conversations", "conversations"), Statuses: statuses, Rows: []views.ConversationRow{
 		{ID: "c1", Title: views.Link{Name: "Fix the cart total when a coupon is applied twice", URL: "/conversations/c1#end"}, Agent: views.Link{Name: "Builder", URL: "/agents/a1"}, Runtime: "claude", Workspace: views.Link{Name: "storefront", URL: "/workspaces/w1"}, Status: views.Badge{State: views.StateRunning, Label: "turn 4", Since: ago(42 * time.Second)}, Why: "waiting for the model", Turns: 4, ActiveAt: ago(2 * time.Second)},
-		{ID: "c2", Title: views.Link{Name: "Review the cart", URL: "/conversations/c2#end"}, Agent: views.Link{Name: "Reviewer", URL: "/agents/a2"}, Runtime: "claude", Workspace: views.Link{Name: "own machine"}, Status: views.Badge{State: views.StateFailed, Label: "failed"}, Why: "adapter_crashed", Turns: 1, ActiveAt: ago(3 * time.Hour)},
+		{ID: "c2", Title: views.Link{Name: "Review the cart", URL: "/conversations/c2#end"}, Agent: views.Link{Name: "Reviewer", URL: "/agents/a2"}, Runtime: "claude", Workspace: views.Link{Name: "own machine"}, Status: views.Badge{State: views.StateFailed, Label: "failed"}, Why: "The runtime ended by itself.", Turns: 1, ActiveAt: ago(3 * time.Hour)},
 		{ID: "c3", Title: views.Link{Name: long, URL: "/conversations/c3"}, Agent: views.Link{Name: long, URL: "/agents/a2"}, Runtime: "acp", Workspace: views.Link{Name: long, URL: "/workspaces/w4"}, Status: views.Badge{State: views.StateReady, Label: "idle"}, Turns: 10412, ActiveAt: ago(400 * 24 * time.Hour)},
 	}}))
 	add("/conversations/none", views.Conversations(views.ConversationsPage{Page: page(now, "Conversations", "conversations"), Statuses: statuses}))
@@ -284,12 +289,13 @@ func workspace(now time.Time) views.WorkspacePage {
 		},
 		Tab:   "conversations",
 		Setup: setup(now, "ready"),
-		Start: views.StartForm{Fixed: "w1", Agents: []views.Option{{Value: "a1", Label: "Builder · claude"}, {Value: "a2", Label: "Reviewer · claude"}}},
+		Start: views.StartForm{Fixed: "w1", Agents: []views.Option{{Value: "a1", Label: "Builder · claude"}, {Value: "a2", Label: "Reviewer · codex · does not run in this version yet", Disabled: true}}},
 		Conversations: []views.Row{
 			{Badge: views.Badge{State: views.StateRunning, Label: "turn 4", Since: now.Add(-42 * time.Second)}, Title: views.Link{Name: "Fix the cart total when a coupon is applied twice", URL: "/conversations/c1#end"}, Note: "Builder · claude · ~/storefront"},
 			{Badge: views.Badge{State: views.StateWaiting, Label: "waiting for you", Since: now.Add(-3 * time.Minute)}, Title: views.Link{Name: "Review the cart", URL: "/conversations/c2#end"}, Note: "Reviewer · claude · ~/storefront"},
 			{Badge: views.Badge{State: views.StateReady, Label: "idle"}, Title: views.Link{Name: "Look into the flaky checkout test", URL: "/conversations/c3#end"}, Note: "Builder · claude · ~/storefront/e2e", At: now.Add(-2 * time.Hour)},
 		},
+		Ended: []views.Row{{Badge: views.Badge{State: views.StateOff, Label: "ended"}, Title: views.Link{Name: "Bump the dependencies", URL: "/conversations/c4#end"}, Note: "Builder · claude · ~/storefront", At: now.Add(-50 * time.Hour)}},
 	}
 }
 

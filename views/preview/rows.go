@@ -90,9 +90,9 @@ func failingRows(start time.Time) []views.TranscriptRow {
 	s.add(2*time.Second, views.StageBody{Stage: "packages", State: "done", Detail: "apt 1", Duration: 4 * time.Second})
 	s.add(10*time.Millisecond, views.StageBody{Stage: "home", State: "done", Duration: 12 * time.Millisecond})
 	s.add(10*time.Millisecond, views.StageBody{Stage: "adapter", State: "started"})
-	s.add(2*time.Second, views.StageBody{Stage: "adapter", State: "failed", Reason: "adapter_crashed", Advice: "The runtime ended before it answered, twice. Check that the machine has node 22.", Duration: 2 * time.Second})
+	s.add(2*time.Second, views.StageBody{Stage: "adapter", State: "failed", Code: "adapter_crashed", Advice: "The runtime ended before it answered, twice. Check that the machine has node 22.", Duration: 2 * time.Second})
 	s.add(10*time.Millisecond, views.ErrorBody{Code: "adapter_crashed", Message: "The runtime crashed before it read the prompt, and once more after a relaunch.", Facts: []views.InputField{{Name: "exit code", Value: "1"}}, Output: "node:internal/modules/cjs/loader:1228\n\x1b[31mError: Cannot find module 'zod'\x1b[0m\n"})
-	s.add(10*time.Millisecond, views.StageBody{Stage: "turn", State: "failed", Reason: "adapter_crashed", Duration: 4 * time.Second})
+	s.add(10*time.Millisecond, views.StageBody{Stage: "turn", State: "failed", Code: "adapter_crashed", Duration: 4 * time.Second})
 	s.turn = 2
 	s.add(time.Minute, views.PromptBody{Text: "Try again", By: "You"})
 	s.add(time.Second, views.ToolCallBody{ID: "k1", Title: "make bench", Kind: "execute", Input: []views.InputField{{Name: "command", Value: "make bench"}}})
@@ -101,14 +101,16 @@ func failingRows(start time.Time) []views.TranscriptRow {
 	s.add(time.Second, views.ToolResultBody{ID: "k2", Status: "completed", Duration: time.Second, Output: "", Source: views.ToolSource{Output: "protocol", Duration: "protocol"}})
 	s.add(time.Second, views.PermissionRequestBody{ID: "p", Title: "Run a command", Detail: "sudo reboot"})
 	s.add(time.Second, views.PermissionResolvedBody{ID: "p", By: "timeout after 5 min"})
-	s.add(time.Second, views.StageBody{Stage: "turn", State: "interrupted", Reason: "machine_parked", Duration: 97 * time.Second, Advice: "The machine reached its ceiling of 12 h and was parked. The next prompt wakes it."})
+	s.add(time.Second, views.StageBody{Stage: "turn", State: "interrupted", Reason: "The machine parked, at the end of its lifetime.", Code: "machine_parked", Duration: 97 * time.Second})
 	s.turn = 3
 	s.add(time.Minute, views.PromptBody{Text: "Run the whole suite", By: "You"})
 	s.say("m3", "It runs now.")
-	s.add(time.Second, views.StageBody{Stage: "turn", State: "interrupted", Reason: "machine_destroyed", Duration: 9 * time.Second})
-	s.turn = 4 // it waited behind that one
+	gone := views.StageBody{Stage: "turn", State: "interrupted", Reason: "The machine is gone with its disk: it was rebuilt, or lost.", Code: "machine_destroyed"}
+	s.turn = 4 // it waited behind that one, and ends before it
 	s.add(0, views.PromptBody{Text: "Then push it", By: "You"})
-	s.add(0, views.StageBody{Stage: "turn", State: "interrupted", Reason: "machine_destroyed"})
+	s.add(0, gone)
+	s.turn, gone.Duration = 3, 9*time.Second
+	s.add(time.Second, gone)
 	return s.rows
 }
 
@@ -147,7 +149,6 @@ func conversation(now time.Time) views.ConversationPage {
 			Links:  []views.Link{{Name: "Download patch", URL: "/workspaces/w1/patch"}}},
 		Manage: views.Manage{RenameURL: "/conversations/c1/rename", TerminateURL: "/conversations/c1/terminate", DeleteURL: "/conversations/c1/delete"},
 	}
-	p.Counts["conversations"] = 48
 	return p
 }
 
