@@ -78,6 +78,8 @@ func pin(name, pkg, entry, after string, files ...string) Pinned {
 	}
 	if after == Node {
 		lock = append(lock, compileCacheScript...)
+	} else {
+		lock = append(lock, npmrc...)
 	}
 	sum := sha256.Sum256(lock)
 	return Pinned{Name: name, Version: m.Version, Digest: hex.EncodeToString(sum[:])[:digestLength], Package: pkg, Entry: entry, After: after,
@@ -235,7 +237,7 @@ func (p Pinned) install(ctx context.Context, dir string, progress func(string)) 
 		return err
 	}
 	if p.Name == Node {
-		if err := linkPrograms(staging); err != nil {
+		if err := errors.Join(linkPrograms(staging), os.WriteFile(filepath.Join(staging, "node_modules/npm/npmrc"), []byte(npmrc), 0o644)); err != nil {
 			return err
 		}
 	}
@@ -259,6 +261,10 @@ func (p Pinned) install(ctx context.Context, dir string, progress func(string)) 
 	}
 	return nil
 }
+
+// npmrc is npm's own configuration: what is installed globally in a machine goes where its programs are looked for. Beside our
+// node nothing can be written.
+const npmrc = "prefix=/usr/local\n"
 
 // linkPrograms makes the bin directory of node, npm and npx.
 func linkPrograms(dir string) error {

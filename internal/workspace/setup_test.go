@@ -265,7 +265,7 @@ func TestAScriptInstallsWithSudo(t *testing.T) {
 		in.EnvVars, in.SetupTimeoutSeconds = map[string]string{"MINE": "kept"}, 600
 		in.SetupScript = "sudo sh -c 'echo $MINE $(id -u)'; sudo npm install -g managoat-greet >/dev/null && managoat-greet; sudo apt-get update >/dev/null; sudo apt-get install -y managoat-hello >/dev/null && managoat-hello"
 	})).ID)
-	if got := setupLog(t, w, ws.ID)["setup_script"].Output; !strings.HasPrefix(got, "kept 0\nhello from an npm package\n") || !strings.HasSuffix(got, "hello from a Debian package\n") {
+	if got := setupLog(t, w, ws.ID)["setup_script"].Output; !strings.HasPrefix(got, "kept 0\n") || !strings.Contains(got, "\nhello from an npm package\n") || !strings.HasSuffix(got, "\nhello from a Debian package\n") {
 		t.Errorf("the script printed %q", got)
 	}
 }

@@ -330,17 +330,9 @@ func home(u guest.User) string {
 	return shim.SpriteHome
 }
 
-// searchPath is the default PATH: what the machine's owner installed goes before our node.
-func searchPath() string {
-	if _, err := os.Stat(guest.NodePath); err == nil {
-		return guest.SearchPath + ":" + guest.NodePath
-	}
-	return guest.SearchPath
-}
-
 func environment(e guest.Exec, id string) []string {
 	env := map[string]string{
-		"PATH": searchPath(), "HOME": home(e.User), "USER": string(e.User), "LOGNAME": string(e.User), "LANG": "C.UTF-8",
+		"PATH": shim.SearchPath(), "HOME": home(e.User), "USER": string(e.User), "LOGNAME": string(e.User), "LANG": "C.UTF-8",
 	}
 	maps.Copy(env, e.Env)
 	env[markName] = id

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"managoat/sandbox/guest"
 	"managoat/sandbox/userns"
 )
 
@@ -203,6 +204,14 @@ func closeRange(first, last uint) error {
 		}
 	}
 	return nil
+}
+
+// SearchPath is the default PATH: what the machine's owner installed goes before our node.
+func SearchPath() string {
+	if _, err := os.Stat(guest.NodePath); err == nil {
+		return guest.SearchPath + ":" + guest.NodePath
+	}
+	return guest.SearchPath
 }
 
 // Lookup finds a program on PATH as the user that will run it.

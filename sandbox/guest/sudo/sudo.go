@@ -18,7 +18,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"managoat/sandbox/guest"
 	"managoat/sandbox/guest/shim"
 )
 
@@ -234,7 +233,7 @@ func (o options) homeDir() string {
 // proxies, locale and DEBIAN_FRONTEND are meant for what it installs.
 func (o options) environment(env []string) []string {
 	changed := map[string]string{
-		"PATH": guest.SearchPath, "USER": o.user, "LOGNAME": o.user, "HOME": o.homeDir(),
+		"PATH": shim.SearchPath(), "USER": o.user, "LOGNAME": o.user, "HOME": o.homeDir(),
 		"SUDO_USER": "sprite", "SUDO_UID": strconv.Itoa(shim.SpriteUID), "SUDO_GID": strconv.Itoa(shim.SpriteUID),
 	}
 	if o.keep && !o.home && !o.login {
