@@ -19,7 +19,7 @@ compile := $(GO) build -ldflags '-s -w'
 server  := $(subst -s -w,-s -w -X main.version=$(VERSION),$(compile))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps test-deps generate build release image-root run down test vet lint generated unit image bench doctor clean
+.PHONY: help deps test-deps generate build release image-root run down test contained vet lint generated unit image bench doctor clean
 
 help: ## explain every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ down: ## park every machine of DATA, stop its egress, server and PostgreSQL
 
 test: test-deps build ## everything CI checks: vet, lint, generated code, race detector, real services, real machines
 	@.ci/test
+
+contained: test-deps build ## the tests of what stands on machines, all of them, with machines of a Docker Engine
+	@.ci/contained
 
 vet: ## go vet
 	$(GO) vet ./...

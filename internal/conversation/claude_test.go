@@ -150,7 +150,7 @@ func TestNoPromptStartsASecondClaudeToLookAtItsKey(t *testing.T) {
 	spent := func() int {
 		t.Helper()
 		w.Until("what the adapter started beside its agent to end", func() bool { return w.InMachine(ws.ID, "pgrep -cf 'claude auth [s]tatus' || true") == "0" })
-		ticks, err := strconv.Atoi(w.InMachine(ws.ID, `awk '{print $16 + $17}' /proc/$(pgrep -f '[n]ode_modules/.*claude-agent-acp')/stat`))
+		ticks, err := strconv.Atoi(w.InMachine(ws.ID, `set -- $(cat /proc/$(pgrep -f '[n]ode_modules/.*claude-agent-acp')/stat) && echo $((${16} + ${17}))`))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,11 +2,13 @@ package docker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -374,13 +376,63 @@ func TestWhatIsInstalledOnTheHostAppearsInMachinesThatRun(t *testing.T) {
 	if got := sh(t, g, "cat /opt/managoat/node/1.0/bin/tool /opt/managoat/runtimes/node/1.0/bin/tool; touch /opt/managoat/runtimes/x 2>/dev/null || echo closed"); got != "oneoneclosed\n" {
 		t.Errorf("%q", got)
 	}
+	// A server that starts, as this one, leaves what is there in its place: it may be in use.
+	write(t, host, "tool", "three")
+	if err := os.Symlink("1.0/bin", host+"/node/bin"); err != nil {
+		t.Fatal(err)
+	}
+	inodes := func() string {
+		return sh(t, g, "stat -c %i /opt/managoat/runtimes/tool /opt/managoat/runtimes/node/bin")
+	}
+	var before string
+	for range 2 {
+		server, err := docker.New(docker.Options{Host: dockertest.Shared(t).Host, Image: dockertest.Image, GuestBinary: conformancetest.GuestBinary(t), MountRoots: []string{host}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(server.Share(t.Context(), host), server.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if now := inodes(); before != "" && now != before {
+			t.Errorf("what was there was copied again: %q and %q", before, now)
+		} else {
+			before = now
+		}
+	}
+	write(t, host, "tool", "four")
 	write(t, host, "claude/2.0/index.js", "two")
 	if err := p.Share(t.Context(), host); err != nil {
 		t.Fatal(err)
+	}
+	if got := sh(t, g, "cat /opt/managoat/runtimes/tool"); got != "four" {
+		t.Errorf("what changed on the host is %q in the machine", got)
 	}
 	if got := sh(t, g, "cat /opt/managoat/runtimes/claude/2.0/index.js"); got != "two" {
 		t.Errorf("%q", got)
 	}
 	_, err = p.Create(t.Context(), sandbox.Spec{Name: name + "-no", Hostname: "box", Mounts: []sandbox.Mount{{Source: "/etc", Target: "/opt/etc"}}})
 	class(t, "a mount from elsewhere", err, sandbox.Denied)
+}
+
+// Servers that start together on an engine that has never seen one of them.
+func TestServersThatShareTheSameFilesAtOnce(t *testing.T) {
+	t.Parallel()
+	for range 6 {
+		host := t.TempDir()
+		write(t, host, "node/1.0/bin/tool", "one")
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				p, err := docker.New(docker.Options{Host: dockertest.Shared(t).Host, Image: dockertest.Image, GuestBinary: conformancetest.GuestBinary(t), MountRoots: []string{host}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := errors.Join(p.Share(t.Context(), host), p.Close()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
@@ -23,12 +24,13 @@ import (
 )
 
 // A directory of this host that machines see is a volume of the engine. What lies in it two levels deep, an installation of a
-// runtime, is copied once and never changes; the little that lies above that is copied whenever it is asked for.
+// runtime, is copied once and never changes; the little that lies above that is copied when it has changed.
 
 // Where the container that a volume is filled through has it, and the mark of a copy that is whole.
 const (
 	shareTarget = "/share"
 	shareMarks  = ".managoat-copied"
+	fillerPause = 20 * time.Millisecond
 )
 
 // share is one such directory.
@@ -67,7 +69,8 @@ func (p *Provider) shared(ctx context.Context, source string) (volume string, er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := p.fill(ctx, s, source); err != nil {
-		return "", failed(op, "files of this host cannot be copied to the engine", err)
+		// Whatever is not there: it is no machine.
+		return "", fail(sandbox.Unavailable, op, "files of this host cannot be copied to the engine", err)
 	}
 	return s.volume, nil
 }
@@ -103,11 +106,46 @@ func (p *Provider) fill(ctx context.Context, s *share, source string) error {
 		}
 		s.copied[rel] = true
 	}
-	if err := p.copyShare(ctx, s, source, above); err != nil {
+	// What is there already may be in use: a copy takes it away for a moment.
+	changed := above[:0:0]
+	for _, rel := range above {
+		same, err := p.same(ctx, s, source, rel)
+		if err != nil {
+			return err
+		}
+		if !same {
+			changed = append(changed, rel)
+		}
+	}
+	if err := p.copyShare(ctx, s, source, changed); err != nil {
 		return err
 	}
 	s.copied[""] = true
 	return nil
+}
+
+// same tells whether a link or file is in the volume as it is here.
+func (p *Provider) same(ctx context.Context, s *share, source, rel string) (bool, error) {
+	info, err := os.Lstat(filepath.Join(source, rel))
+	if err != nil {
+		return false, err
+	}
+	there, err := p.engine.ContainerStatPath(ctx, s.filler, client.ContainerStatPathOptions{Path: path.Join(shareTarget, filepath.ToSlash(rel))})
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if info.Mode()&fs.ModeSymlink == 0 {
+		apart := there.Stat.Mtime.Sub(info.ModTime()).Abs()
+		return there.Stat.Mode.IsRegular() && there.Stat.Size == info.Size() && apart < time.Second, nil
+	}
+	to, err := os.Readlink(filepath.Join(source, rel))
+	if err == nil && !path.IsAbs(to) { // the engine tells where it leads
+		to = path.Join(shareTarget, path.Dir(filepath.ToSlash(rel)), to)
+	}
+	return there.Stat.LinkTarget == to, err
 }
 
 // filler makes the volume and the container that it is filled through, where they are not there.
@@ -129,8 +167,11 @@ func (p *Provider) filler(ctx context.Context, s *share) error {
 			{Type: mount.TypeVolume, Source: s.volume, Target: shareTarget, VolumeOptions: &mount.VolumeOptions{NoCopy: true}},
 		}},
 	})
-	if errdefs.IsConflict(err) { // another server of this engine made it
-		return nil
+	// Another server of this engine may be making it: its name is taken a moment before it is there.
+	for deadline := time.Now().Add(startTimeout); errdefs.IsConflict(err) && time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(fillerPause) {
+		if _, ierr := p.engine.ContainerInspect(ctx, s.filler, client.ContainerInspectOptions{}); !errdefs.IsNotFound(ierr) {
+			return ierr
+		}
 	}
 	return err
 }

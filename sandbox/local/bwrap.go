@@ -200,6 +200,7 @@ func (b *bubblewrap) probe(ctx context.Context, caps *sandbox.Capabilities) erro
 	caps.Notes = append(caps.Notes,
 		"This server is not root: machines have one user. Packages cannot be installed and sudo does not work in them; run the server as root for both.",
 		"Machines and this server share one uid of the host: a program that broke out of its namespaces could reach the server's files. Run the server as root to give every machine uids of its own.",
+		"Commands of a machine can read each other's environment, another conversation's tokens too.",
 		"Paths of this host show in the machines' lists of mounts.",
 	)
 	return nil

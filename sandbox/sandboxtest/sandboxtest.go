@@ -4,13 +4,18 @@ package sandboxtest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
 	"managoat/sandbox/docker"
@@ -117,4 +122,48 @@ func Sweep(ctx context.Context, place string) error {
 		err = errors.Join(err, p.Destroy(ctx, info.ID))
 	}
 	return errors.Join(err, p.Close(), os.RemoveAll(place))
+}
+
+// FirstProcess is the number that this host has for the first process of a machine that runs at a place.
+func FirstProcess(ctx context.Context, place, id string) (pid int, err error) {
+	if Name() == Docker {
+		c, err := inspect(ctx, place, id)
+		if err != nil {
+			return 0, err
+		}
+		return c.State.Pid, nil
+	}
+	var run struct{ Pid int }
+	raw, err := os.ReadFile(filepath.Join(place, "machines", id, "run.json"))
+	if err == nil {
+		err = json.Unmarshal(raw, &run)
+	}
+	return run.Pid, err
+}
+
+// Break makes a machine that is stopped one that its provider cannot start: a file of the provider's own is not what it was.
+// What it returns mends it.
+func Break(ctx context.Context, place, id string) (mend func() error, err error) {
+	file := filepath.Join(place, "machines", id, "guest.log")
+	if Name() == Docker {
+		c, err := inspect(ctx, place, id)
+		if err != nil {
+			return nil, err
+		}
+		file = c.HostnamePath
+	}
+	if err := errors.Join(os.Rename(file, file+".away"), os.Mkdir(file, 0o700)); err != nil {
+		return nil, err
+	}
+	return func() error { return errors.Join(os.Remove(file), os.Rename(file+".away", file)) }, nil
+}
+
+func inspect(ctx context.Context, place, id string) (container.InspectResponse, error) {
+	c, err := client.New(client.WithHost(place))
+	if err != nil {
+		return container.InspectResponse{}, err
+	}
+	defer c.Close()
+	r, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	return r.Container, err
 }

@@ -1,11 +1,9 @@
 package conversationtest
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"managoat/internal/workspace"
 	"managoat/sandbox"
 	"managoat/sandbox/guest"
+	"managoat/sandbox/sandboxtest"
 )
 
 // patience is how long a test waits for what must come. It only ever passes when something is broken.
@@ -238,34 +237,26 @@ func (w *World) KillEgress() {
 // KillGuest ends the first process of a workspace's machine as the kernel does that needs memory.
 func (w *World) KillGuest(workspaceID uuid.UUID) {
 	w.tb.Helper()
-	raw, err := os.ReadFile(filepath.Join(shared.machines, "machines", w.machine(workspaceID), "run.json"))
-	if err != nil {
-		w.tb.Fatal(err)
+	pid, err := sandboxtest.FirstProcess(w.tb.Context(), shared.machines, w.machine(workspaceID))
+	if err != nil || pid <= 1 {
+		w.tb.Fatal(pid, err)
 	}
-	var run struct{ Pid int }
-	if err := json.Unmarshal(raw, &run); err != nil || run.Pid <= 1 {
-		w.tb.Fatal(run, err)
-	}
-	if err := unix.Kill(run.Pid, unix.SIGKILL); err != nil {
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		w.tb.Fatal(err)
 	}
 }
 
-// BreakMachine makes a workspace's machine, which is parked, one that its provider cannot start now: something that it
-// mounts of the host is not there. What it returns mends it.
+// BreakMachine makes a workspace's machine, which is parked, one that its provider cannot start now. What it returns mends it.
 func (w *World) BreakMachine(workspaceID uuid.UUID) (mend func()) {
 	w.tb.Helper()
-	file := filepath.Join(shared.machines, "machines", w.machine(workspaceID), "machine.json")
-	was, err := os.ReadFile(file)
+	undo, err := sandboxtest.Break(w.tb.Context(), shared.machines, w.machine(workspaceID))
 	if err != nil {
 		w.tb.Fatal(err)
 	}
-	write := func(b []byte) {
+	return func() {
 		w.tb.Helper()
-		if err := os.WriteFile(file, b, 0o600); err != nil {
+		if err := undo(); err != nil {
 			w.tb.Fatal(err)
 		}
 	}
-	write(bytes.ReplaceAll(was, []byte(shared.agent), []byte(shared.agent+"-not")))
-	return func() { write(was) }
 }

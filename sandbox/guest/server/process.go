@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -85,16 +86,39 @@ type child struct {
 	group int // see Order.Group
 }
 
-// firstGroup is above every number that an image gives to a group.
-const firstGroup = 1 << 20
+// Groups for commands lie above every number that an image gives to a group: as many as there can be, or the upper half of what
+// an engine leaves its containers (userns-remap), but for the last few.
+const (
+	firstGroup = 1 << 20
+	manyGroups = 1 << 30
+)
 
 // group is a new command's own, where it has no namespace by which its processes are known.
 func (p *processes) group(c Config) int {
 	if !c.Root || c.Nested {
 		return 0
 	}
-	return firstGroup + int(p.groups.Add(1)-1)%(1<<30)
+	first, many := firstGroup, manyGroups
+	if end := mappedGroups(); end < first+many {
+		first, many = end/2, end/2-ownGroups
+	}
+	return first + int(p.groups.Add(1)-1)%many
 }
+
+// ownGroups are the last numbers of what an engine leaves its containers: nogroup is one of them.
+const ownGroups = 16
+
+// mappedGroups is the end of the groups' numbers that exist here.
+var mappedGroups = sync.OnceValue(func() (end int) {
+	raw, _ := os.ReadFile("/proc/self/gid_map")
+	for line := range strings.Lines(string(raw)) {
+		var inside, outside, many int
+		if n, _ := fmt.Sscan(line, &inside, &outside, &many); n == 3 {
+			end = max(end, inside+many)
+		}
+	}
+	return end
+})
 
 // start forks the shim, which becomes the command. failure is why the command could not be started; the shim
 // then ended with the status that says so.
