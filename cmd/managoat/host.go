@@ -23,7 +23,7 @@ servers: its data directory, and its database URL where it has one.`}
 	for _, c := range []*cobra.Command{list, drain, forget} {
 		c.GroupID = ""
 	}
-	cmd.AddCommand(list, drain, forget)
+	cmd.AddCommand(onStore(list), onStore(drain), onStore(forget))
 	return cmd
 }
 

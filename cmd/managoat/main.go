@@ -149,6 +149,17 @@ func operatorVerb(use, short string, args cobra.PositionalArgs, run func(context
 	return cmd
 }
 
+// onStore has the help of a verb that works on the database alone show those of the server's settings that lead there. It takes
+// them all, from the environment that the server has.
+func onStore(cmd *cobra.Command) *cobra.Command {
+	for _, s := range config.Settings {
+		if flag := cmd.Flags().Lookup(s.Flag); flag != nil {
+			flag.Hidden = !s.Store
+		}
+	}
+	return cmd
+}
+
 func setLog(cfg *config.Config) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {

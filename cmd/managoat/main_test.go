@@ -7,6 +7,17 @@ import (
 	"testing"
 )
 
+// A person who types four settings' worth of database does not look for them among fifty of a server.
+func TestVerbsOfTheDatabaseShowItsSettingsAlone(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"host list", "host drain", "host forget", "admin create-owner", "migrate"} {
+		out, err := exec.Command(os.Getenv("MANAGOAT_TEST_BINARY"), append(strings.Fields(line), "--help")...).Output()
+		if err != nil || !strings.Contains(string(out), "--database-url") || strings.Contains(string(out), "--sandbox-provider") {
+			t.Errorf("managoat %s --help: %v\n%s", line, err, out)
+		}
+	}
+}
+
 // Help that answers for something else leaves the reader to find that out.
 func TestHelpIsOfTheVerbThatWasNamed(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ func serverVerbs() []*cobra.Command {
 	return []*cobra.Command{
 		configured("serve", "Run the server", serve),
 		configured("down", "Park every machine of a data directory; stop its server, egress process and PostgreSQL", down),
-		configured("migrate", "Bring the database up to date and end", migrateVerb),
+		onStore(configured("migrate", "Bring the database up to date and end", migrateVerb)),
 		configured("health", "Say whether the server of these settings can work (exit 0: it can)", health),
 		dropRootVerb(), egressVerb(), doctorVerb(), adminVerbs(), hostVerbs(), runtimesVerbs(),
 		loginVerb(), workspaceVerbs(), runVerb(), meVerb(),
@@ -306,7 +306,7 @@ func adminVerbs() *cobra.Command {
 	create.Flags().StringVar(&email, "email", "", "the owner's e-mail address")
 	create.Flags().StringVar(&account, "account", "", "the account's name (default: the e-mail address)")
 	create.Flags().BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
-	cmd.AddCommand(create)
+	cmd.AddCommand(onStore(create))
 	return cmd
 }
 

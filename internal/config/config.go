@@ -97,6 +97,7 @@ type Setting struct {
 	Default string
 	Help    string
 	Bare    bool // the manual's name works without MANAGOAT_ too
+	Store   bool // it tells where the instance's data is
 	bind    func(*Config) pflag.Value
 	check   func(*Config) error
 }
@@ -108,7 +109,7 @@ func (s Setting) Variable() string {
 
 // Settings is the table.
 var Settings = []Setting{
-	{Flag: "data", Default: defaultData(), Help: "data directory: database, machines, keys", bind: text(func(c *Config) *string { return &c.Data })},
+	{Flag: "data", Store: true, Default: defaultData(), Help: "data directory: database, machines, keys", bind: text(func(c *Config) *string { return &c.Data })},
 	{Flag: "listen", Default: "127.0.0.1:8080", Help: "address to serve on", bind: text(func(c *Config) *string { return &c.Listen }), check: func(c *Config) error { return address(c.Listen) }},
 	{Flag: "url", Help: "public URL of this server, as browsers see it (default: http:// and the listen address)", bind: text(func(c *Config) *string { return &c.URL }), check: publicURL},
 	{Flag: "host-url", Help: "where the other servers on the same database reach this one, and no other (default: the URL)", bind: text(func(c *Config) *string { return &c.HostURL }), check: func(c *Config) error { return webURL(c.HostURL) }},
@@ -147,13 +148,13 @@ var Settings = []Setting{
 		}
 		return address(c.HTTPListen)
 	}},
-	{Flag: "database-url", Help: "a PostgreSQL that is already there, 15 or newer (default: an embedded one under the data directory)", bind: text(func(c *Config) *string { return &c.DatabaseURL }), check: func(c *Config) error { return pgURL(c.DatabaseURL) }},
-	{Flag: "app-database-url", Help: "the app login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.AppDatabaseURL }), check: func(c *Config) error { return pgURL(c.AppDatabaseURL) }},
-	{Flag: "platform-database-url", Help: "the platform login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.PlatformDatabaseURL }), check: func(c *Config) error { return pgURL(c.PlatformDatabaseURL) }},
-	{Flag: "database-pooler", Help: "host:port, or directory:port of a socket, of a PgBouncer before database-url, in any mode but statement; migrations and notifications go to database-url all the same", bind: text(func(c *Config) *string { return &c.DatabasePooler }), check: func(c *Config) error { return pooler(c) }},
-	{Flag: "database-connections", Default: "16", Help: "connections to the database that the server's statements share; a few more are the platform login's and the notifications'", bind: number(func(c *Config) *int { return &c.DatabaseConnections }), check: between(1, maxConnections, func(c *Config) int { return c.DatabaseConnections })},
-	{Flag: "pg-bin", Help: "directory of PostgreSQL's server binaries (default: the newest installed)", bind: text(func(c *Config) *string { return &c.PGBin })},
-	{Flag: "master-key", Help: "32 bytes, hex or base64, that seal every secret (default: a key file made in the data directory)", bind: text(func(c *Config) *string { return &c.MasterKey })},
+	{Flag: "database-url", Store: true, Help: "a PostgreSQL that is already there, 15 or newer (default: an embedded one under the data directory)", bind: text(func(c *Config) *string { return &c.DatabaseURL }), check: func(c *Config) error { return pgURL(c.DatabaseURL) }},
+	{Flag: "app-database-url", Store: true, Help: "the app login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.AppDatabaseURL }), check: func(c *Config) error { return pgURL(c.AppDatabaseURL) }},
+	{Flag: "platform-database-url", Store: true, Help: "the platform login's URL, when the owner may not create roles", bind: text(func(c *Config) *string { return &c.PlatformDatabaseURL }), check: func(c *Config) error { return pgURL(c.PlatformDatabaseURL) }},
+	{Flag: "database-pooler", Store: true, Help: "host:port, or directory:port of a socket, of a PgBouncer before database-url, in any mode but statement; migrations and notifications go to database-url all the same", bind: text(func(c *Config) *string { return &c.DatabasePooler }), check: func(c *Config) error { return pooler(c) }},
+	{Flag: "database-connections", Store: true, Default: "16", Help: "connections to the database that the server's statements share; a few more are the platform login's and the notifications'", bind: number(func(c *Config) *int { return &c.DatabaseConnections }), check: between(1, maxConnections, func(c *Config) int { return c.DatabaseConnections })},
+	{Flag: "pg-bin", Store: true, Help: "directory of PostgreSQL's server binaries (default: the newest installed)", bind: text(func(c *Config) *string { return &c.PGBin })},
+	{Flag: "master-key", Store: true, Help: "32 bytes, hex or base64, that seal every secret (default: a key file made in the data directory)", bind: text(func(c *Config) *string { return &c.MasterKey })},
 	{Flag: "runtimes-dir", Help: "where adapters are installed, shared by all data directories of a host", Default: defaultRuntimes(), bind: text(func(c *Config) *string { return &c.RuntimesDir })},
 	{Flag: "sandbox-providers", Default: "local", Help: "the enabled sandbox providers, comma separated: local, docker", bind: list(func(c *Config) *[]string { return &c.SandboxProviders }), check: func(c *Config) error {
 		for _, p := range c.SandboxProviders {
@@ -199,8 +200,8 @@ var Settings = []Setting{
 		_, err := c.Proxies()
 		return err
 	}},
-	{Flag: "log-level", Default: "info", Help: "debug, info, warn or error", bind: text(func(c *Config) *string { return &c.LogLevel }), check: oneOf(func(c *Config) string { return c.LogLevel }, "debug", "info", "warn", "error")},
-	{Flag: "log-format", Default: "text", Help: "text or json", bind: text(func(c *Config) *string { return &c.LogFormat }), check: oneOf(func(c *Config) string { return c.LogFormat }, "text", "json")},
+	{Flag: "log-level", Store: true, Default: "info", Help: "debug, info, warn or error", bind: text(func(c *Config) *string { return &c.LogLevel }), check: oneOf(func(c *Config) string { return c.LogLevel }, "debug", "info", "warn", "error")},
+	{Flag: "log-format", Store: true, Default: "text", Help: "text or json", bind: text(func(c *Config) *string { return &c.LogFormat }), check: oneOf(func(c *Config) string { return c.LogFormat }, "text", "json")},
 }
 
 // Flags adds the settings to a command's flags, with defaults from the environment. A blank variable is unset.
