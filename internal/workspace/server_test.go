@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -62,10 +63,12 @@ func TestASetupIsHandedToAnotherHostWhenItsServerStops(t *testing.T) {
 	eventually(t, "the script to run", func() bool { return setupLog(t, w, ws.ID)["setup_script"].State == "running" })
 	w.Server.Stop()
 	host := w.Host
-	host.ID, host.Dir = uuid.New(), t.TempDir()
-	if len(filepath.Join(host.Dir, "egress", "egress.sock")) > 100 {
-		t.Fatal("the test's directory is too long")
+	dir, err := os.MkdirTemp("", "mgt") // the test's own is too long for a unix socket
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	host.ID, host.Dir = uuid.New(), dir
 	other := w.Start(t, host)
 	other.Run(t)
 	eventually(t, "the other server to finish it", func() bool {
