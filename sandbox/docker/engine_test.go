@@ -384,3 +384,40 @@ func TestWhatIsInstalledOnTheHostAppearsInMachinesThatRun(t *testing.T) {
 	_, err = p.Create(t.Context(), sandbox.Spec{Name: name + "-no", Hostname: "box", Mounts: []sandbox.Mount{{Source: "/etc", Target: "/opt/etc"}}})
 	class(t, "a mount from elsewhere", err, sandbox.Denied)
 }
+
+// root runs a script as machine root.
+func root(t *testing.T, g *guest.Client, script string) string {
+	t.Helper()
+	out, errs, exit, err := g.Run(t.Context(), guest.Exec{ID: fmt.Sprintf("e%d", serial.Add(1)), User: guest.Root, Argv: []string{"sh", "-c", script}})
+	if err != nil || exit.Code != 0 {
+		t.Fatalf("%s: %+v %v %s", script, exit, err, errs)
+	}
+	return string(out)
+}
+
+// mended has machine root spoil a machine, which then starts all the same and is as it was.
+func mended(t *testing.T, p *docker.Provider, spoil, check, want string) {
+	t.Helper()
+	id := made(t, p)
+	root(t, woken(t, p, id), spoil)
+	if err := p.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := p.Start(ctx, id); err != nil {
+		t.Errorf("after %s: %v", spoil, err)
+		return
+	}
+	if got := sh(t, dialled(t, p, id), check); got != want {
+		t.Errorf("after %s: %q, want %q", spoil, got, want)
+	}
+}
+
+func TestAMachineStartsWhateverItsRootPutInTheWayOfItsFiles(t *testing.T) {
+	t.Parallel()
+	p := on(t, dockertest.Shared(t))
+	for _, spoil := range []string{"mkfifo $F", "mkdir -p $F/x", "ln -s /dev/zero $F", "truncate -s 1T $F", "ln -s /nowhere $F", "rm -r ${F%/*}; mkfifo ${F%/*}"} {
+		mended(t, p, "F=/etc/apt/apt.conf.d/00managoat; rm $F; "+spoil, "grep -c Acquire /etc/apt/apt.conf.d/00managoat", "2\n")
+	}
+}
