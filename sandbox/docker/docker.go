@@ -13,6 +13,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -55,8 +56,7 @@ const (
 	labelKind   = labelPrefix + "kind" // kindMachine or kindShare
 	labelBase   = labelPrefix + "base"
 	labelPrint  = labelPrefix + "fingerprint"
-	labelGuest  = labelPrefix + "guest" // digest of the guest's binary it was made with
-	labelDisk   = labelPrefix + "disk"  // the limit, in bytes
+	labelDisk   = labelPrefix + "disk" // the limit, in bytes
 
 	kindMachine = "machine"
 	kindShare   = "share"
@@ -88,7 +88,8 @@ type Provider struct {
 	opts   Options
 	log    *slog.Logger
 	engine *client.Client
-	guest  string // digest of the guest's binary
+	guest  string    // digest of the guest's binary
+	stamp  time.Time // of its last change, wherever we copied it: by which it is known
 	images images
 	disks  diskwatch.Disks
 	mu     sync.Mutex
@@ -116,7 +117,8 @@ func New(opts Options) (*Provider, error) {
 	}
 	sum := sha256.Sum256(opts.GuestBinary)
 	p := &Provider{
-		opts: opts, log: opts.Log, engine: engine, guest: hex.EncodeToString(sum[:8]),
+		opts: opts, log: opts.Log, engine: engine,
+		guest: hex.EncodeToString(sum[:8]), stamp: time.Unix(int64(binary.BigEndian.Uint32(sum[:]))>>1, 0),
 		locks: map[string]*sync.Mutex{}, spares: map[string]*spare{}, shares: map[string]*share{},
 	}
 	if p.log == nil {
@@ -234,7 +236,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Creat
 		labels = map[string]string{}
 	}
 	maps.Copy(labels, map[string]string{
-		labelKind: kindMachine, labelBase: img.base.Name, labelPrint: img.base.Fingerprint, labelGuest: p.guest, labelDisk: fmt.Sprint(l.DiskBytes),
+		labelKind: kindMachine, labelBase: img.base.Name, labelPrint: img.base.Fingerprint, labelDisk: fmt.Sprint(l.DiskBytes),
 	})
 	host := container.HostConfig{
 		NetworkMode: "none", CapDrop: []string{"ALL"}, CapAdd: kept, SecurityOpt: []string{"no-new-privileges"},
@@ -399,16 +401,10 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 		conn, err = p.open(ctx, id)
 	default:
 		p.disks.Forget(id)
-		if c.Config.Labels[labelGuest] != p.guest { // it was made by another version of this server
-			if err := p.copyGuest(ctx, id); err != nil {
-				return failed(op, "the guest cannot be copied into the container", err)
-			}
+		if err := p.mend(ctx, id); err != nil {
+			return failed(op, "what the container must have cannot be copied into it", err)
 		}
-		if conn, err = p.boot(ctx, id); err != nil && strings.Contains(err.Error(), bridge.Program) { // machine root has moved it away
-			if err = p.copyGuest(ctx, id); err == nil {
-				conn, err = p.boot(ctx, id)
-			}
-		}
+		conn, err = p.boot(ctx, id)
 	}
 	if err != nil {
 		return p.unanswered(ctx, op, id, err)

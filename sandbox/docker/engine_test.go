@@ -421,3 +421,22 @@ func TestAMachineStartsWhateverItsRootPutInTheWayOfItsFiles(t *testing.T) {
 		mended(t, p, "F=/etc/apt/apt.conf.d/00managoat; rm $F; "+spoil, "grep -c Acquire /etc/apt/apt.conf.d/00managoat", "2\n")
 	}
 }
+
+func TestAMachineStartsWhateverItsRootPutInTheWayOfItsGuest(t *testing.T) {
+	t.Parallel()
+	p := on(t, dockertest.Shared(t))
+	for _, spoil := range []string{
+		"cp --remove-destination /bin/true managoat-container", "rm managoat-container; printf '#!/bin/sh\nsleep 600\n' >managoat-container; chmod 755 managoat-container",
+		"rm managoat-container; mkfifo -m 755 managoat-container", "chmod 644 managoat-container", "cd /; rm -r .managoat; ln -s /nowhere .managoat",
+	} {
+		mended(t, p, "cd /.managoat; "+spoil, "stat -c %a%s /.managoat/managoat-container", fmt.Sprintf("755%d\n", len(conformancetest.GuestBinary(t))))
+	}
+}
+
+func TestAMachineWhoseRootSpoiledTheAccountsStartsAndHoldsNoEngine(t *testing.T) {
+	t.Parallel()
+	p := on(t, dockertest.Shared(t))
+	for _, spoil := range []string{"rm /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group", "rm /etc/passwd; mkdir -p /etc/passwd/x", "rm /etc/passwd; ln -s /dev/zero /etc/passwd", "rm /etc/passwd"} {
+		mended(t, p, spoil, "id -un 0; id -un; id -gn", "root\nsprite\nsprite\n")
+	}
+}
