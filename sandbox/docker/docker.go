@@ -136,7 +136,7 @@ func dialEngine(host string) (*client.Client, error) {
 	if host != "" {
 		from = []client.Opt{client.WithHost(host)}
 	}
-	engine, err := client.New(append(from, client.WithUserAgent("managoat"))...)
+	engine, err := client.New(append(from, client.WithUserAgent("managoat"), client.WithHTTPResponseHook(noteStatus))...)
 	if err != nil {
 		return nil, fmt.Errorf("docker provider: %w", err)
 	}

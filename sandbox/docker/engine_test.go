@@ -1,12 +1,16 @@
 package docker_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -438,5 +442,120 @@ func TestAMachineWhoseRootSpoiledTheAccountsStartsAndHoldsNoEngine(t *testing.T)
 	p := on(t, dockertest.Shared(t))
 	for _, spoil := range []string{"rm /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group", "rm /etc/passwd; mkdir -p /etc/passwd/x", "rm /etc/passwd; ln -s /dev/zero /etc/passwd", "rm /etc/passwd"} {
 		mended(t, p, spoil, "id -un 0; id -un; id -gn", "root\nsprite\nsprite\n")
+	}
+}
+
+func TestTwoServersThatStartAMachineAtOnceBothReachIt(t *testing.T) {
+	t.Parallel()
+	e := dockertest.Shared(t)
+	p, q := on(t, e), on(t, e)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for range 4 {
+		id := made(t, p)
+		var both sync.WaitGroup
+		for _, server := range []*docker.Provider{p, q} {
+			both.Go(func() {
+				if err := server.Start(ctx, id); err != nil {
+					t.Error(err)
+					return
+				}
+				for range 2 {
+					conn, err := server.Guest(ctx, id)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					g, err := guest.Dial(ctx, conn, guest.RoleServer)
+					if err != nil {
+						conn.Close()
+						t.Error(err)
+						return
+					}
+					if out, _, _, err := g.Run(ctx, guest.Exec{ID: fmt.Sprintf("both%d", serial.Add(1)), Argv: []string{"echo", "here"}}); err != nil || string(out) != "here\n" {
+						t.Errorf("%q %v", out, err)
+					}
+					g.Close()
+				}
+			})
+		}
+		both.Wait()
+	}
+}
+
+// reluctant passes connections on to an engine, and of those that ask for what is in path, which it names on asked, nothing
+// any more.
+func reluctant(t *testing.T, e *dockertest.Engine, path string) (host string, asked <-chan struct{}) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	heard := make(chan struct{}, 16)
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer near.Close()
+				far, err := net.Dial("unix", strings.TrimPrefix(e.Host, "unix://"))
+				if err != nil {
+					return
+				}
+				defer far.Close()
+				go io.Copy(near, far)
+				buf := make([]byte, 64<<10)
+				for {
+					n, err := near.Read(buf)
+					if err != nil {
+						return
+					}
+					if bytes.Contains(buf[:n], []byte(path)) {
+						heard <- struct{}{}
+						io.Copy(io.Discard, near)
+						return
+					}
+					if _, err := far.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return "unix://" + l.Addr().String(), heard
+}
+
+func TestAnEngineThatDoesNotAnswerHoldsNoStartLongerThanItsCallerWaits(t *testing.T) {
+	t.Parallel()
+	e := dockertest.Shared(t)
+	for _, silent := range []string{"/attach?", "/start ", "/exec/"} {
+		host, asked := reluctant(t, e, silent)
+		p, err := docker.New(docker.Options{Host: host, Image: dockertest.Image, GuestBinary: conformancetest.GuestBinary(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		id := made(t, on(t, e))
+		if silent == "/exec/" {
+			woken(t, on(t, e), id)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			<-asked
+			cancel()
+		}()
+		ended := make(chan error, 1)
+		go func() { ended <- p.Start(ctx, id) }()
+		select {
+		case err := <-ended:
+			class(t, "start", err, sandbox.Unavailable)
+		case <-time.After(20 * time.Second):
+			t.Errorf("with an engine that does not answer %s a start goes on after its caller has gone", silent)
+		}
+		// Whatever became of that start, the next one succeeds.
+		woken(t, on(t, e), id)
 	}
 }
