@@ -9,7 +9,6 @@ package docker
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -27,6 +26,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
@@ -44,10 +44,12 @@ const DefaultImage = "managoat-machine:latest"
 
 // Defaults and periods of the provider.
 const (
-	startTimeout = time.Minute      // from a container that exists to a guest that answers, on a host that is short of CPU
-	stopTimeout  = 30 * time.Second // for the kernel to end what was killed
-	maxWords     = 1024             // bytes of a guest's last words
-	spareLife    = 5 * time.Second  // of a connection that a start leaves for who starts a machine
+	startTimeout = time.Minute       // from a container that exists to a guest that answers, on a host that is short of CPU
+	stopTimeout  = 30 * time.Second  // for the kernel to end what was killed
+	askTimeout   = 5 * time.Second   // to learn why a start failed
+	maxWords     = 1024              // bytes of a guest's last words
+	maxLog       = 4 * bridge.MaxLog // more than the guest's log holds, which is begun anew at a start only
+	spareLife    = 5 * time.Second   // of a connection that a start leaves for who starts a machine
 )
 
 // Labels of ours besides a machine's own.
@@ -415,8 +417,12 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 
 // unanswered says why a machine does not start: where its guest has ended, in its own last words.
 func (p *Provider) unanswered(ctx context.Context, op, id string, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout) // the start's own time may be over
+	defer cancel()
 	c, err := p.inspect(ctx, op, id)
 	switch {
+	case err != nil && sandbox.ClassOf(err) == sandbox.Unavailable:
+		return failed(op, "the Docker Engine does not answer", cause)
 	case err != nil:
 		return err
 	case c.State.Running:
@@ -424,11 +430,17 @@ func (p *Provider) unanswered(ctx context.Context, op, id string, cause error) e
 	case c.State.Status != container.StateExited || c.State.Error != "":
 		return failed(op, "the container does not start", cause)
 	}
-	return fail(sandbox.Unavailable, op, fmt.Sprintf("the guest ended at once, with exit code %d: %s", c.State.ExitCode, p.lastWords(ctx, id)), cause)
+	reason := fmt.Sprintf("the guest ended at once, with exit code %d", c.State.ExitCode)
+	began, _ := time.Parse(time.RFC3339Nano, c.State.StartedAt)
+	if words := p.lastWords(ctx, id, began); words != "" {
+		reason += ": " + words
+	}
+	return fail(sandbox.Unavailable, op, reason, cause)
 }
 
-// lastWords is the last line of what a guest had to say about itself.
-func (p *Provider) lastWords(ctx context.Context, id string) string {
+// lastWords is the last line of what a guest had to say about itself since it began. What machine root put in its place is
+// passed over.
+func (p *Provider) lastWords(ctx context.Context, id string, began time.Time) string {
 	r, err := p.engine.CopyFromContainer(ctx, id, client.CopyFromContainerOptions{SourcePath: bridge.Log})
 	if err != nil {
 		return ""
@@ -436,16 +448,20 @@ func (p *Provider) lastWords(ctx context.Context, id string) string {
 	defer r.Content.Close()
 	archive := tar.NewReader(r.Content)
 	head, err := archive.Next()
-	if err != nil {
+	if err != nil || head.Typeflag != tar.TypeReg || head.Size > maxLog || head.ModTime.Before(began.Truncate(time.Second)) {
 		return ""
 	}
-	if _, err := io.CopyN(io.Discard, archive, head.Size-maxWords); err != nil && head.Size > maxWords {
+	if _, err := io.CopyN(io.Discard, archive, max(0, head.Size-maxWords)); err != nil {
 		return ""
 	}
-	words, _ := io.ReadAll(io.LimitReader(archive, maxWords))
-	words = bytes.TrimSpace(words)
-	words = words[bytes.LastIndexByte(words, '\n')+1:]
-	return string(words)
+	raw, _ := io.ReadAll(archive)
+	lines := strings.Split(strings.TrimSpace(strings.ToValidUTF8(string(raw), "")), "\n")
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return -1
+	}, lines[len(lines)-1])
 }
 
 // Stop kills every process of a machine.

@@ -559,3 +559,33 @@ func TestAnEngineThatDoesNotAnswerHoldsNoStartLongerThanItsCallerWaits(t *testin
 		woken(t, on(t, e), id)
 	}
 }
+
+func TestAStartThatFailsSaysWhyAndNothingElse(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ program, want string }{
+		{"echo first >/.managoat/guest.log; printf 'no \\033[31mroom\\007\\342\\200\\256 \\377left\\n' >>/.managoat/guest.log; exit 3", "the guest ended at once, with exit code 3: no [31mroom left:"},
+		{"exit 4", "with exit code 4:"},
+		{"echo of long ago >/.managoat/guest.log; touch -d '2 hours ago' /.managoat/guest.log; exit 5", "with exit code 5:"},
+		{"truncate -s 1T /.managoat/guest.log; exit 6", "with exit code 6:"},
+		{"ln -s /etc/passwd /.managoat/guest.log; exit 7", "with exit code 7:"},
+		{"sleep 600", "the guest does not answer: context deadline exceeded"},
+	} {
+		p, err := docker.New(docker.Options{Host: dockertest.Shared(t).Host, Image: dockertest.Image, GuestBinary: []byte("#!/bin/sh\n" + c.program + "\n")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		id := made(t, p)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		began := time.Now()
+		err = p.Start(ctx, id)
+		class(t, "start", err, sandbox.Unavailable)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "long ago") {
+			t.Errorf("%s: it says %q", c.program, err)
+		}
+		if took := time.Since(began); took > 13*time.Second {
+			t.Errorf("%s: it took %s to say so", c.program, took)
+		}
+	}
+}
