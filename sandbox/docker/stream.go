@@ -2,6 +2,7 @@ package docker
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
@@ -34,7 +36,7 @@ func (p *Provider) Guest(ctx context.Context, id string) (net.Conn, error) {
 	case !c.State.Running:
 		return nil, fail(sandbox.Unavailable, op, "the machine is not running", nil)
 	}
-	conn, err := p.open(ctx, id)
+	conn, err := p.open(ctx, c)
 	if err != nil {
 		return nil, failed(op, "the guest does not answer", err)
 	}
@@ -59,7 +61,8 @@ func (g *Guests) Guest(ctx context.Context, id string) (net.Conn, error) { retur
 
 // boot starts a machine's container and returns the stream that is its guest's standard input and output, once the guest has
 // answered on it. Where another server has started it meanwhile, that stream is the other's.
-func (p *Provider) boot(ctx context.Context, id string) (*stream, error) {
+func (p *Provider) boot(ctx context.Context, c container.InspectResponse) (*stream, error) {
+	id := c.ID
 	out, err := p.engine.ContainerAttach(ctx, id, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true})
 	if err != nil {
 		return nil, err
@@ -68,7 +71,7 @@ func (p *Provider) boot(ctx context.Context, id string) (*stream, error) {
 	if err != nil || !began {
 		out.Close()
 		if err == nil {
-			return p.open(ctx, id)
+			return p.open(ctx, c)
 		}
 		return nil, err
 	}
@@ -98,9 +101,10 @@ func (p *Provider) begin(ctx context.Context, id string) (bool, error) {
 }
 
 // open starts a process beside a machine's guest and returns its stream, once the guest has answered on it.
-func (p *Provider) open(ctx context.Context, id string) (*stream, error) {
-	created, err := p.engine.ExecCreate(ctx, id, client.ExecCreateOptions{
-		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{bridge.Program, bridge.Argument},
+func (p *Provider) open(ctx context.Context, c container.InspectResponse) (*stream, error) {
+	program := cmp.Or(c.Config.Labels[labelBridge], bridge.Program)
+	created, err := p.engine.ExecCreate(ctx, c.ID, client.ExecCreateOptions{
+		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{program, bridge.Argument},
 	})
 	if err != nil {
 		return nil, err
