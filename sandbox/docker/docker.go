@@ -9,10 +9,10 @@ package docker
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -26,6 +26,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
@@ -43,10 +44,12 @@ const DefaultImage = "managoat-machine:latest"
 
 // Defaults and periods of the provider.
 const (
-	startTimeout = time.Minute      // from a container that exists to a guest that answers, on a host that is short of CPU
-	stopTimeout  = 30 * time.Second // for the kernel to end what was killed
-	maxWords     = 1024             // bytes of a guest's last words
-	spareLife    = 5 * time.Second  // of a connection that a start leaves for who starts a machine
+	startTimeout = time.Minute       // from a container that exists to a guest that answers, on a host that is short of CPU
+	stopTimeout  = 30 * time.Second  // for the kernel to end what was killed
+	askTimeout   = 5 * time.Second   // to learn why a start failed
+	maxWords     = 1024              // bytes of a guest's last words
+	maxLog       = 4 * bridge.MaxLog // more than the guest's log holds, which is begun anew at a start only
+	spareLife    = 5 * time.Second   // of a connection that a start leaves for who starts a machine
 )
 
 // Labels of ours besides a machine's own.
@@ -55,8 +58,8 @@ const (
 	labelKind   = labelPrefix + "kind" // kindMachine or kindShare
 	labelBase   = labelPrefix + "base"
 	labelPrint  = labelPrefix + "fingerprint"
-	labelGuest  = labelPrefix + "guest" // digest of the guest's binary it was made with
-	labelDisk   = labelPrefix + "disk"  // the limit, in bytes
+	labelBridge = labelPrefix + "bridge" // the program that further connections come in through; "" is bridge.Program
+	labelDisk   = labelPrefix + "disk"   // the limit, in bytes
 
 	kindMachine = "machine"
 	kindShare   = "share"
@@ -88,7 +91,8 @@ type Provider struct {
 	opts   Options
 	log    *slog.Logger
 	engine *client.Client
-	guest  string // digest of the guest's binary
+	guest  string    // digest of the guest's binary
+	stamp  time.Time // of its last change, wherever we copied it: by which it is known
 	images images
 	disks  diskwatch.Disks
 	mu     sync.Mutex
@@ -116,7 +120,8 @@ func New(opts Options) (*Provider, error) {
 	}
 	sum := sha256.Sum256(opts.GuestBinary)
 	p := &Provider{
-		opts: opts, log: opts.Log, engine: engine, guest: hex.EncodeToString(sum[:8]),
+		opts: opts, log: opts.Log, engine: engine,
+		guest: hex.EncodeToString(sum[:8]), stamp: time.Unix(int64(binary.BigEndian.Uint32(sum[:]))>>1, 0),
 		locks: map[string]*sync.Mutex{}, spares: map[string]*spare{}, shares: map[string]*share{},
 	}
 	if p.log == nil {
@@ -134,7 +139,7 @@ func dialEngine(host string) (*client.Client, error) {
 	if host != "" {
 		from = []client.Opt{client.WithHost(host)}
 	}
-	engine, err := client.New(append(from, client.WithUserAgent("managoat"))...)
+	engine, err := client.New(append(from, client.WithUserAgent("managoat"), client.WithHTTPResponseHook(noteStatus))...)
 	if err != nil {
 		return nil, fmt.Errorf("docker provider: %w", err)
 	}
@@ -229,12 +234,16 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Creat
 	var key [bridge.KeySize / 2]byte
 	rand.Read(key[:])
 	l := p.limits(spec.Limits)
+	through := bridge.Running
+	if p.opts.Runtime != "" { // gVisor has what is started beside the guest not look at it
+		through = bridge.Program
+	}
 	labels := maps.Clone(spec.Labels)
 	if labels == nil {
 		labels = map[string]string{}
 	}
 	maps.Copy(labels, map[string]string{
-		labelKind: kindMachine, labelBase: img.base.Name, labelPrint: img.base.Fingerprint, labelGuest: p.guest, labelDisk: fmt.Sprint(l.DiskBytes),
+		labelKind: kindMachine, labelBase: img.base.Name, labelPrint: img.base.Fingerprint, labelBridge: through, labelDisk: fmt.Sprint(l.DiskBytes),
 	})
 	host := container.HostConfig{
 		NetworkMode: "none", CapDrop: []string{"ALL"}, CapAdd: kept, SecurityOpt: []string{"no-new-privileges"},
@@ -394,21 +403,15 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 		if _, err := p.engine.ContainerUnpause(ctx, id, client.ContainerUnpauseOptions{}); err != nil && !errdefs.IsConflict(err) {
 			return failed(op, "the container cannot go on", err)
 		}
-		conn, err = p.open(ctx, id)
+		conn, err = p.open(ctx, c)
 	case c.State.Running:
-		conn, err = p.open(ctx, id)
+		conn, err = p.open(ctx, c)
 	default:
 		p.disks.Forget(id)
-		if c.Config.Labels[labelGuest] != p.guest { // it was made by another version of this server
-			if err := p.copyGuest(ctx, id); err != nil {
-				return failed(op, "the guest cannot be copied into the container", err)
-			}
+		if err := p.mend(ctx, id); err != nil {
+			return failed(op, "what the container must have cannot be copied into it", err)
 		}
-		if conn, err = p.boot(ctx, id); err != nil && strings.Contains(err.Error(), bridge.Program) { // machine root has moved it away
-			if err = p.copyGuest(ctx, id); err == nil {
-				conn, err = p.boot(ctx, id)
-			}
-		}
+		conn, err = p.boot(ctx, c)
 	}
 	if err != nil {
 		return p.unanswered(ctx, op, id, err)
@@ -419,8 +422,12 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 
 // unanswered says why a machine does not start: where its guest has ended, in its own last words.
 func (p *Provider) unanswered(ctx context.Context, op, id string, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout) // the start's own time may be over
+	defer cancel()
 	c, err := p.inspect(ctx, op, id)
 	switch {
+	case err != nil && sandbox.ClassOf(err) == sandbox.Unavailable:
+		return failed(op, "the Docker Engine does not answer", cause)
 	case err != nil:
 		return err
 	case c.State.Running:
@@ -428,11 +435,17 @@ func (p *Provider) unanswered(ctx context.Context, op, id string, cause error) e
 	case c.State.Status != container.StateExited || c.State.Error != "":
 		return failed(op, "the container does not start", cause)
 	}
-	return fail(sandbox.Unavailable, op, fmt.Sprintf("the guest ended at once, with exit code %d: %s", c.State.ExitCode, p.lastWords(ctx, id)), cause)
+	reason := fmt.Sprintf("the guest ended at once, with exit code %d", c.State.ExitCode)
+	began, _ := time.Parse(time.RFC3339Nano, c.State.StartedAt)
+	if words := p.lastWords(ctx, id, began); words != "" {
+		reason += ": " + words
+	}
+	return fail(sandbox.Unavailable, op, reason, cause)
 }
 
-// lastWords is the last line of what a guest had to say about itself.
-func (p *Provider) lastWords(ctx context.Context, id string) string {
+// lastWords is the last line of what a guest had to say about itself since it began. What machine root put in its place is
+// passed over.
+func (p *Provider) lastWords(ctx context.Context, id string, began time.Time) string {
 	r, err := p.engine.CopyFromContainer(ctx, id, client.CopyFromContainerOptions{SourcePath: bridge.Log})
 	if err != nil {
 		return ""
@@ -440,16 +453,20 @@ func (p *Provider) lastWords(ctx context.Context, id string) string {
 	defer r.Content.Close()
 	archive := tar.NewReader(r.Content)
 	head, err := archive.Next()
-	if err != nil {
+	if err != nil || head.Typeflag != tar.TypeReg || head.Size > maxLog || head.ModTime.Before(began.Truncate(time.Second)) {
 		return ""
 	}
-	if _, err := io.CopyN(io.Discard, archive, head.Size-maxWords); err != nil && head.Size > maxWords {
+	if _, err := io.CopyN(io.Discard, archive, max(0, head.Size-maxWords)); err != nil {
 		return ""
 	}
-	words, _ := io.ReadAll(io.LimitReader(archive, maxWords))
-	words = bytes.TrimSpace(words)
-	words = words[bytes.LastIndexByte(words, '\n')+1:]
-	return string(words)
+	raw, _ := io.ReadAll(archive)
+	lines := strings.Split(strings.TrimSpace(strings.ToValidUTF8(string(raw), "")), "\n")
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return -1
+	}, lines[len(lines)-1])
 }
 
 // Stop kills every process of a machine.

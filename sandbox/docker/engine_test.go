@@ -1,9 +1,12 @@
 package docker_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -434,5 +437,228 @@ func TestServersThatShareTheSameFilesAtOnce(t *testing.T) {
 			})
 		}
 		all.Wait()
+	}
+}
+
+// root runs a script as machine root.
+func root(t *testing.T, g *guest.Client, script string) string {
+	t.Helper()
+	out, errs, exit, err := g.Run(t.Context(), guest.Exec{ID: fmt.Sprintf("e%d", serial.Add(1)), User: guest.Root, Argv: []string{"sh", "-c", script}})
+	if err != nil || exit.Code != 0 {
+		t.Fatalf("%s: %+v %v %s", script, exit, err, errs)
+	}
+	return string(out)
+}
+
+// mended has machine root spoil a machine, which then starts all the same and is as it was.
+func mended(t *testing.T, p *docker.Provider, spoil, check, want string) {
+	t.Helper()
+	id := made(t, p)
+	root(t, woken(t, p, id), spoil)
+	if err := p.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := p.Start(ctx, id); err != nil {
+		t.Errorf("after %s: %v", spoil, err)
+		return
+	}
+	if got := sh(t, dialled(t, p, id), check); got != want {
+		t.Errorf("after %s: %q, want %q", spoil, got, want)
+	}
+}
+
+func TestAMachineStartsWhateverItsRootPutInTheWayOfItsFiles(t *testing.T) {
+	t.Parallel()
+	p := on(t, dockertest.Shared(t))
+	for _, spoil := range []string{"mkfifo $F", "mkdir -p $F/x", "ln -s /dev/zero $F", "truncate -s 1T $F", "ln -s /nowhere $F", "rm -r ${F%/*}; mkfifo ${F%/*}"} {
+		mended(t, p, "F=/etc/apt/apt.conf.d/00managoat; rm $F; "+spoil, "grep -c Acquire /etc/apt/apt.conf.d/00managoat", "2\n")
+	}
+}
+
+func TestAMachineStartsWhateverItsRootPutInTheWayOfItsGuest(t *testing.T) {
+	t.Parallel()
+	p := on(t, dockertest.Shared(t))
+	for _, spoil := range []string{
+		"cp --remove-destination /bin/true managoat-container", "rm managoat-container; printf '#!/bin/sh\nsleep 600\n' >managoat-container; chmod 755 managoat-container",
+		"rm managoat-container; mkfifo -m 755 managoat-container", "chmod 644 managoat-container", "cd /; rm -r .managoat; ln -s /nowhere .managoat",
+	} {
+		mended(t, p, "cd /.managoat; "+spoil, "stat -c %a%s /.managoat/managoat-container", fmt.Sprintf("755%d\n", len(conformancetest.GuestBinary(t))))
+	}
+}
+
+func TestAMachineWhoseRootSpoiledTheAccountsStartsAndHoldsNoEngine(t *testing.T) {
+	t.Parallel()
+	p := on(t, dockertest.Shared(t))
+	for _, spoil := range []string{"rm /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group", "rm /etc/passwd; mkdir -p /etc/passwd/x", "rm /etc/passwd; ln -s /dev/zero /etc/passwd", "rm /etc/passwd"} {
+		mended(t, p, spoil, "id -un 0; id -un; id -gn", "root\nsprite\nsprite\n")
+	}
+}
+
+func TestTwoServersThatStartAMachineAtOnceBothReachIt(t *testing.T) {
+	t.Parallel()
+	e := dockertest.Shared(t)
+	p, q := on(t, e), on(t, e)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for range 4 {
+		id := made(t, p)
+		var both sync.WaitGroup
+		for _, server := range []*docker.Provider{p, q} {
+			both.Go(func() {
+				if err := server.Start(ctx, id); err != nil {
+					t.Error(err)
+					return
+				}
+				for range 2 {
+					conn, err := server.Guest(ctx, id)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					g, err := guest.Dial(ctx, conn, guest.RoleServer)
+					if err != nil {
+						conn.Close()
+						t.Error(err)
+						return
+					}
+					if out, _, _, err := g.Run(ctx, guest.Exec{ID: fmt.Sprintf("both%d", serial.Add(1)), Argv: []string{"echo", "here"}}); err != nil || string(out) != "here\n" {
+						t.Errorf("%q %v", out, err)
+					}
+					g.Close()
+				}
+			})
+		}
+		both.Wait()
+	}
+}
+
+// reluctant passes connections on to an engine, and of those that ask for what is in path, which it names on asked, nothing
+// any more.
+func reluctant(t *testing.T, e *dockertest.Engine, path string) (host string, asked <-chan struct{}) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	heard := make(chan struct{}, 16)
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer near.Close()
+				far, err := net.Dial("unix", strings.TrimPrefix(e.Host, "unix://"))
+				if err != nil {
+					return
+				}
+				defer far.Close()
+				go io.Copy(near, far)
+				buf := make([]byte, 64<<10)
+				for {
+					n, err := near.Read(buf)
+					if err != nil {
+						return
+					}
+					if bytes.Contains(buf[:n], []byte(path)) {
+						heard <- struct{}{}
+						io.Copy(io.Discard, near)
+						return
+					}
+					if _, err := far.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return "unix://" + l.Addr().String(), heard
+}
+
+func TestAnEngineThatDoesNotAnswerHoldsNoStartLongerThanItsCallerWaits(t *testing.T) {
+	t.Parallel()
+	e := dockertest.Shared(t)
+	for _, silent := range []string{"/attach?", "/start ", "/exec/"} {
+		host, asked := reluctant(t, e, silent)
+		p, err := docker.New(docker.Options{Host: host, Image: dockertest.Image, GuestBinary: conformancetest.GuestBinary(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		id := made(t, on(t, e))
+		if silent == "/exec/" {
+			woken(t, on(t, e), id)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			<-asked
+			cancel()
+		}()
+		ended := make(chan error, 1)
+		go func() { ended <- p.Start(ctx, id) }()
+		select {
+		case err := <-ended:
+			class(t, "start", err, sandbox.Unavailable)
+		case <-time.After(20 * time.Second):
+			t.Errorf("with an engine that does not answer %s a start goes on after its caller has gone", silent)
+		}
+		// Whatever became of that start, the next one succeeds.
+		woken(t, on(t, e), id)
+	}
+}
+
+func TestAStartThatFailsSaysWhyAndNothingElse(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ program, want string }{
+		{"echo first >/.managoat/guest.log; printf 'no \\033[31mroom\\007\\342\\200\\256 \\377left\\n' >>/.managoat/guest.log; exit 3", "the guest ended at once, with exit code 3: no [31mroom left:"},
+		{"exit 4", "with exit code 4:"},
+		{"echo of long ago >/.managoat/guest.log; touch -d '2 hours ago' /.managoat/guest.log; exit 5", "with exit code 5:"},
+		{"truncate -s 1T /.managoat/guest.log; exit 6", "with exit code 6:"},
+		{"ln -s /etc/passwd /.managoat/guest.log; exit 7", "with exit code 7:"},
+		{"sleep 600", "the guest does not answer: context deadline exceeded"},
+	} {
+		p, err := docker.New(docker.Options{Host: dockertest.Shared(t).Host, Image: dockertest.Image, GuestBinary: []byte("#!/bin/sh\n" + c.program + "\n")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		id := made(t, p)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		began := time.Now()
+		err = p.Start(ctx, id)
+		class(t, "start", err, sandbox.Unavailable)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "long ago") {
+			t.Errorf("%s: it says %q", c.program, err)
+		}
+		if took := time.Since(began); took > 13*time.Second {
+			t.Errorf("%s: it took %s to say so", c.program, took)
+		}
+	}
+}
+
+func TestTheKeyIsNotGivenToAProgramThatMachineRootPutInTheGuestsPlace(t *testing.T) {
+	t.Parallel()
+	p := on(t, dockertest.Shared(t))
+	id := made(t, p)
+	first := woken(t, p, id)
+	root(t, first, "cd /.managoat; mv managoat-container real; printf '#!/bin/sh\nenv >/tmp/stolen\nexec /.managoat/real bridge' >managoat-container; chmod 755 managoat-container")
+	g := dialled(t, p, id)
+	if got := root(t, g, "cat /tmp/stolen 2>&1 || true"); strings.Contains(got, "KEY") {
+		t.Errorf("it has %s", got)
+	}
+	for _, f := range []string{"environ", "mem", "maps", "auxv", "stack", "syscall"} {
+		if got := root(t, g, "head -c1 /proc/1/"+f+" 2>/dev/null | wc -c"); got != "0\n" {
+			t.Errorf("machine root reads the guest's %s", f)
+		}
+	}
+	for _, f := range []string{"exe", "root", "cwd", "fd/0", "fd/3", "ns/pid"} {
+		if got := root(t, g, "readlink /proc/1/"+f+" || true"); got != "" {
+			t.Errorf("machine root reads the guest's %s: %s", f, got)
+		}
 	}
 }

@@ -103,7 +103,7 @@ func (p *Provider) prepare(ctx context.Context, image, tag string) error {
 		files := map[string][]byte{name: p.opts.AptSources, "etc/apt/sources.list": nil, "etc/apt/sources.list.d/debian.sources": nil}
 		if err := p.copyIn(ctx, c.ID, func(w *tar.Writer) error {
 			for name, data := range files {
-				if err := entry(w, name, data, 0o644); err != nil {
+				if err := entry(w, tar.Header{Name: name, Mode: 0o644}, data); err != nil {
 					return err
 				}
 			}
@@ -117,6 +117,35 @@ func (p *Provider) prepare(ctx context.Context, image, tag string) error {
 	return err
 }
 
+// accounts are read by the engine as it starts anything in a container. It waits for ever for one that is a FIFO, and neither
+// tells of that container nor removes it meanwhile.
+var accounts = map[string]string{"/etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "/etc/group": "root:x:0:\n"}
+
+// maxAccounts is more than any of them holds.
+const maxAccounts = 1 << 20
+
+// mend gives a container that does not run what its start needs and machine root can spoil: the guest's binary, which another
+// version of this server may have put there too, and accounts that are files.
+func (p *Provider) mend(ctx context.Context, id string) error {
+	now, err := p.engine.ContainerStatPath(ctx, id, client.ContainerStatPathOptions{Path: bridge.Program})
+	if err != nil || now.Stat.Mode != 0o755 || now.Stat.Size != int64(len(p.opts.GuestBinary)) || !now.Stat.Mtime.Equal(p.stamp) {
+		if err := p.copyGuest(ctx, id); err != nil {
+			return err
+		}
+	}
+	for name, text := range accounts {
+		now, err := p.engine.ContainerStatPath(ctx, id, client.ContainerStatPathOptions{Path: name})
+		if errdefs.IsNotFound(err) || err == nil && now.Stat.Mode.IsRegular() && now.Stat.Size <= maxAccounts {
+			continue
+		}
+		p.log.Warn("docker provider: a machine's accounts were no file and are made anew", "machine", id, "file", name)
+		if err := p.copyIn(ctx, id, func(w *tar.Writer) error { return entry(w, tar.Header{Name: name[1:], Mode: 0o644}, []byte(text)) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // copyGuest puts the guest's binary into a container that does not run.
 func (p *Provider) copyGuest(ctx context.Context, id string) error {
 	return p.copyIn(ctx, id, func(w *tar.Writer) error {
@@ -125,7 +154,7 @@ func (p *Provider) copyGuest(ctx context.Context, id string) error {
 		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}); err != nil {
 			return err
 		}
-		return entry(w, name, p.opts.GuestBinary, 0o755)
+		return entry(w, tar.Header{Name: name, Mode: 0o755, ModTime: p.stamp}, p.opts.GuestBinary)
 	})
 }
 
@@ -145,8 +174,10 @@ func (p *Provider) copyIn(ctx context.Context, id string, write func(*tar.Writer
 	return err
 }
 
-func entry(w *tar.Writer, name string, data []byte, mode int64) error {
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(data)), Mode: mode}); err != nil {
+// entry writes a file into an archive.
+func entry(w *tar.Writer, head tar.Header, data []byte) error {
+	head.Typeflag, head.Size = tar.TypeReg, int64(len(data))
+	if err := w.WriteHeader(&head); err != nil {
 		return err
 	}
 	_, err := w.Write(data)

@@ -98,7 +98,9 @@ func (p *Provider) fill(ctx context.Context, s *share, source string) error {
 		if errdefs.IsNotFound(err) {
 			p.log.Info("docker provider: copying to the engine", "from", filepath.Join(source, rel))
 			if err = p.copyShare(ctx, s, source, []string{rel}); err == nil {
-				err = p.copyIn(ctx, s.filler, func(w *tar.Writer) error { return entry(w, strings.TrimPrefix(mark, "/"), nil, 0o444) })
+				err = p.copyIn(ctx, s.filler, func(w *tar.Writer) error {
+					return entry(w, tar.Header{Name: strings.TrimPrefix(mark, "/"), Mode: 0o444}, nil)
+				})
 			}
 		}
 		if err != nil {

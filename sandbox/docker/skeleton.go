@@ -56,7 +56,7 @@ func skeleton(out io.Writer, busybox []byte, applets []string) error {
 			return err
 		}
 	}
-	if err := entry(w, "bin/busybox", busybox, 0o755); err != nil {
+	if err := entry(w, tar.Header{Name: "bin/busybox", Mode: 0o755}, busybox); err != nil {
 		return err
 	}
 	for _, a := range applets {

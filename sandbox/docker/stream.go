@@ -2,6 +2,7 @@ package docker
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -9,9 +10,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"strings"
 	"time"
 
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
@@ -33,7 +36,7 @@ func (p *Provider) Guest(ctx context.Context, id string) (net.Conn, error) {
 	case !c.State.Running:
 		return nil, fail(sandbox.Unavailable, op, "the machine is not running", nil)
 	}
-	conn, err := p.open(ctx, id)
+	conn, err := p.open(ctx, c)
 	if err != nil {
 		return nil, failed(op, "the guest does not answer", err)
 	}
@@ -57,38 +60,65 @@ func Attach(host string) (*Guests, error) {
 func (g *Guests) Guest(ctx context.Context, id string) (net.Conn, error) { return g.p.Guest(ctx, id) }
 
 // boot starts a machine's container and returns the stream that is its guest's standard input and output, once the guest has
-// answered on it.
-func (p *Provider) boot(ctx context.Context, id string) (*stream, error) {
-	// The connection outlives the call, so it must not hang on its context.
-	attached, err := p.engine.ContainerAttach(context.WithoutCancel(ctx), id, client.ContainerAttachOptions{Stream: true, Stdin: true, Stdout: true, Stderr: true})
+// answered on it. Where another server has started it meanwhile, that stream is the other's.
+func (p *Provider) boot(ctx context.Context, c container.InspectResponse) (*stream, error) {
+	id := c.ID
+	out, err := p.engine.ContainerAttach(ctx, id, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true})
 	if err != nil {
 		return nil, err
 	}
-	if _, err := p.engine.ContainerStart(ctx, id, client.ContainerStartOptions{}); err != nil {
-		attached.Close()
+	began, err := p.begin(ctx, id)
+	if err != nil || !began {
+		out.Close()
+		if err == nil {
+			return p.open(ctx, c)
+		}
 		return nil, err
 	}
-	return answered(ctx, attached.HijackedResponse)
+	// Only now, since the engine ends the input of a container when any of those who are attached to it goes.
+	in, err := p.engine.ContainerAttach(ctx, id, client.ContainerAttachOptions{Stream: true, Stdin: true})
+	if err != nil {
+		out.Close()
+		return nil, err
+	}
+	return answered(ctx, out.HijackedResponse, in.Conn)
+}
+
+// statusKey is the key of a context under which the status of the engine's answer is wanted, as an *int.
+type statusKey struct{}
+
+func noteStatus(r *http.Response) {
+	if status, ok := r.Request.Context().Value(statusKey{}).(*int); ok {
+		*status = r.StatusCode
+	}
+}
+
+// begin starts a container, and tells whether it was this call that did.
+func (p *Provider) begin(ctx context.Context, id string) (bool, error) {
+	var status int
+	_, err := p.engine.ContainerStart(context.WithValue(ctx, statusKey{}, &status), id, client.ContainerStartOptions{})
+	return status != http.StatusNotModified, err
 }
 
 // open starts a process beside a machine's guest and returns its stream, once the guest has answered on it.
-func (p *Provider) open(ctx context.Context, id string) (*stream, error) {
-	created, err := p.engine.ExecCreate(ctx, id, client.ExecCreateOptions{
-		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{bridge.Program, bridge.Argument},
+func (p *Provider) open(ctx context.Context, c container.InspectResponse) (*stream, error) {
+	program := cmp.Or(c.Config.Labels[labelBridge], bridge.Program)
+	created, err := p.engine.ExecCreate(ctx, c.ID, client.ExecCreateOptions{
+		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{program, bridge.Argument},
 	})
 	if err != nil {
 		return nil, err
 	}
-	attached, err := p.engine.ExecAttach(context.WithoutCancel(ctx), created.ID, client.ExecAttachOptions{})
+	attached, err := p.engine.ExecAttach(ctx, created.ID, client.ExecAttachOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return answered(ctx, attached.HijackedResponse)
+	return answered(ctx, attached.HijackedResponse, attached.Conn)
 }
 
-// answered waits for the guest's answer.
-func answered(ctx context.Context, attached client.HijackedResponse) (*stream, error) {
-	s := &stream{Conn: attached.Conn, frames: frames{in: attached.Reader}}
+// answered waits for the guest's answer. in is where it reads.
+func answered(ctx context.Context, out client.HijackedResponse, in net.Conn) (*stream, error) {
+	s := &stream{Conn: out.Conn, frames: frames{in: out.Reader}, input: in}
 	read := make(chan error, 1)
 	go func() {
 		var b [1]byte
@@ -116,17 +146,33 @@ func answered(ctx context.Context, attached client.HijackedResponse) (*stream, e
 	return s, nil
 }
 
-// stream is the guest's side of a process of the engine: what it prints comes in frames, what we write does not.
+// stream is the guest's side of a process of the engine: what it prints comes in frames, what it reads does not, and may take
+// a connection of its own.
 type stream struct {
 	net.Conn
 	frames
+	input net.Conn
 }
 
-func (s *stream) Read(b []byte) (int, error) { return s.frames.Read(b) }
+func (s *stream) Read(b []byte) (int, error)         { return s.frames.Read(b) }
+func (s *stream) Write(b []byte) (int, error)        { return s.input.Write(b) }
+func (s *stream) SetWriteDeadline(t time.Time) error { return s.input.SetWriteDeadline(t) }
+func (s *stream) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+// Close ends both directions.
+func (s *stream) Close() error {
+	err := s.Conn.Close()
+	if s.input != s.Conn {
+		err = errors.Join(err, s.input.Close())
+	}
+	return err
+}
 
 // CloseWrite ends what the guest reads.
 func (s *stream) CloseWrite() error {
-	if c, ok := s.Conn.(interface{ CloseWrite() error }); ok {
+	if c, ok := s.input.(interface{ CloseWrite() error }); ok {
 		return c.CloseWrite()
 	}
 	return errors.New("this connection cannot be closed on one side")

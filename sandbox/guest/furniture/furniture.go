@@ -135,13 +135,28 @@ func link(target, name string) error {
 	return nil
 }
 
+// maxFile is more than any file holds that is read here.
+const maxFile = 1 << 20
+
+// plain reads a file, if it is one: what machine root put in its place may never end, so it is removed unread.
+func plain(name string) ([]byte, error) {
+	if st, err := os.Lstat(name); err == nil && st.Mode().IsRegular() && st.Size() <= maxFile {
+		return os.ReadFile(name)
+	}
+	return nil, os.RemoveAll(name)
+}
+
 // file writes a file whose directory is there or can be made.
 func file(name, text string, mode fs.FileMode) error {
-	if now, err := os.ReadFile(name); err == nil && string(now) == text {
-		return nil
-	}
 	if err := directory(path.Dir(name), 0o755, 0); err != nil {
 		return err
+	}
+	now, err := plain(name)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	if string(now) == text {
+		return nil
 	}
 	if err := os.WriteFile(name, []byte(text), mode); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
@@ -151,8 +166,8 @@ func file(name, text string, mode fs.FileMode) error {
 
 // account adds a line after that of root, so that the number belongs to the sandbox's user whoever else the image gave it to.
 func account(name, line string) error {
-	now, err := os.ReadFile(name)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	now, err := plain(name)
+	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
 	}
 	if bytes.HasPrefix(now, []byte("sprite:")) || bytes.Contains(now, []byte("\nsprite:")) {
