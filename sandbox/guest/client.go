@@ -341,8 +341,12 @@ func (c *Client) Run(ctx context.Context, e Exec) (stdout, stderr []byte, exit E
 	}
 	if e.Spool != SpoolProtocol {
 		// Nothing is read before the end: then the spool holds what is to be kept and no more.
-		if _, err := c.Follow(ctx, e.ID, Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64}, nil); err != nil {
+		ended, err := c.Follow(ctx, e.ID, Offsets{Stdout: math.MaxInt64, Stderr: math.MaxInt64}, nil)
+		if err != nil {
 			return nil, nil, Exit{}, err
+		}
+		if ended.StdoutBytes == 0 && ended.StderrBytes == 0 {
+			return nil, nil, *ended, nil
 		}
 		bound = math.MaxInt64
 	}
