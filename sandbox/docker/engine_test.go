@@ -496,7 +496,7 @@ func TestAMachineWhoseRootSpoiledTheAccountsStartsAndHoldsNoEngine(t *testing.T)
 	}
 }
 
-func TestTwoServersThatStartAMachineAtOnceBothReachIt(t *testing.T) {
+func TestAServerThatStartsAMachineWhoseStartIsUnderWayReachesItToo(t *testing.T) {
 	t.Parallel()
 	e := dockertest.Shared(t)
 	p, q := on(t, e), on(t, e)
@@ -505,8 +505,9 @@ func TestTwoServersThatStartAMachineAtOnceBothReachIt(t *testing.T) {
 	for range 4 {
 		id := made(t, p)
 		var both sync.WaitGroup
-		for _, server := range []*docker.Provider{p, q} {
+		for i, server := range []*docker.Provider{p, q} {
 			both.Go(func() {
+				time.Sleep(time.Duration(i) * 100 * time.Millisecond)
 				if err := server.Start(ctx, id); err != nil {
 					t.Error(err)
 					return
@@ -661,4 +662,20 @@ func TestTheKeyIsNotGivenToAProgramThatMachineRootPutInTheGuestsPlace(t *testing
 			t.Errorf("machine root reads the guest's %s: %s", f, got)
 		}
 	}
+}
+
+func TestAConnectionThatEndedBeforeAnybodyAskedForItIsGivenToNobody(t *testing.T) {
+	t.Parallel()
+	e := dockertest.Shared(t)
+	p, other := on(t, e), on(t, e)
+	id := made(t, p)
+	if err := errors.Join(p.Start(t.Context(), id), other.Stop(t.Context(), id)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.Guest(t.Context(), id)
+	class(t, "guest", err, sandbox.Unavailable)
+	if err := errors.Join(p.Start(t.Context(), id), other.Stop(t.Context(), id), other.Start(t.Context(), id)); err != nil {
+		t.Fatal(err)
+	}
+	sh(t, dialled(t, p, id), "true")
 }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -93,7 +94,8 @@ func noteStatus(r *http.Response) {
 	}
 }
 
-// begin starts a container, and tells whether it was this call that did.
+// begin starts a container, and tells whether it was this call that did. Of two that come at the very same moment the engine says so of
+// both.
 func (p *Provider) begin(ctx context.Context, id string) (bool, error) {
 	var status int
 	_, err := p.engine.ContainerStart(context.WithValue(ctx, statusKey{}, &status), id, client.ContainerStartOptions{})
@@ -227,26 +229,37 @@ func (f *frames) Read(b []byte) (int, error) {
 type spare struct {
 	conn  *stream
 	timer *time.Timer
+	ended chan error // why it is not looked at any more: a guest says nothing unasked
 }
 
 func (p *Provider) keepSpare(id string, conn *stream) {
+	p.dropSpare(id)
+	s := &spare{conn: conn, ended: make(chan error, 1)}
+	go func() {
+		_, err := conn.in.Peek(1)
+		s.ended <- err
+	}()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if old := p.spares[id]; old != nil {
-		old.timer.Stop()
-		old.conn.Close()
-	}
-	p.spares[id] = &spare{conn: conn, timer: time.AfterFunc(spareLife, func() { p.dropSpare(id) })}
+	p.spares[id] = s
+	s.timer = time.AfterFunc(spareLife, func() { p.dropSpare(id) })
 }
 
+// takeSpare returns a machine's spare connection, unless it has ended.
 func (p *Provider) takeSpare(id string) net.Conn {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	s := p.spares[id]
 	if s == nil || !s.timer.Stop() {
+		p.mu.Unlock()
 		return nil
 	}
 	delete(p.spares, id)
+	p.mu.Unlock()
+	s.conn.SetReadDeadline(time.Unix(1, 0))
+	if err := <-s.ended; !errors.Is(err, os.ErrDeadlineExceeded) || s.conn.SetReadDeadline(time.Time{}) != nil {
+		s.conn.Close()
+		return nil
+	}
 	return s.conn
 }
 
