@@ -57,7 +57,7 @@ func main() {
 	case guestName:
 		fmt.Fprintln(os.Stderr, inherited(server.Config{}))
 		os.Exit(1)
-	case bridge.Name, bridge.RunningName:
+	case bridge.Name:
 		run := contained
 		if len(os.Args) > 1 && os.Args[1] == bridge.Argument {
 			run = bridge.Main
@@ -72,20 +72,22 @@ func main() {
 	}
 }
 
-// harden makes this process one that nothing of the machine can end.
-func harden() {
+// harden makes this process one that nothing of the machine can read or end.
+func harden() error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("not dumpable: %w", err)
+	}
 	// A handler for every signal: without one, those that programs of the machine may send here would end it.
 	signal.Notify(make(chan os.Signal, 1))
 	server.KeepThreads()
 	unix.Umask(0) // files are made with the mode that was asked for
+	return nil
 }
 
-// contained is the guest of a container. It serves until the machine ends. What the engine starts beside it may look at it, and
-// so runs the same program; what runs in the machine lacks a capability of it, and may not.
+// contained is the guest of a container. It serves until the machine ends.
 func contained() error {
-	harden()
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil { // its memory must not end in a file
-		return fmt.Errorf("core limit: %w", err)
+	if err := harden(); err != nil {
+		return err
 	}
 	l, oom, err := boot.Container()
 	if err != nil {
@@ -100,9 +102,8 @@ func contained() error {
 
 // inherited is the guest on the descriptors that a local provider started it with. It serves until the machine ends.
 func inherited(c server.Config) error {
-	harden()
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // so that nothing of the machine can read it
-		return fmt.Errorf("not dumpable: %w", err)
+	if err := harden(); err != nil {
+		return err
 	}
 	for fd := boot.ListenFD; fd < boot.ConfigFD; fd++ {
 		unix.CloseOnExec(fd)

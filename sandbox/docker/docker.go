@@ -58,8 +58,7 @@ const (
 	labelKind   = labelPrefix + "kind" // kindMachine or kindShare
 	labelBase   = labelPrefix + "base"
 	labelPrint  = labelPrefix + "fingerprint"
-	labelBridge = labelPrefix + "bridge" // the program that further connections come in through; "" is bridge.Program
-	labelDisk   = labelPrefix + "disk"   // the limit, in bytes
+	labelDisk   = labelPrefix + "disk" // the limit, in bytes
 
 	kindMachine = "machine"
 	kindShare   = "share"
@@ -234,16 +233,12 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Creat
 	var key [bridge.KeySize / 2]byte
 	rand.Read(key[:])
 	l := p.limits(spec.Limits)
-	through := bridge.Running
-	if p.opts.Runtime != "" { // gVisor has what is started beside the guest not look at it
-		through = bridge.Program
-	}
 	labels := maps.Clone(spec.Labels)
 	if labels == nil {
 		labels = map[string]string{}
 	}
 	maps.Copy(labels, map[string]string{
-		labelKind: kindMachine, labelBase: img.base.Name, labelPrint: img.base.Fingerprint, labelBridge: through, labelDisk: fmt.Sprint(l.DiskBytes),
+		labelKind: kindMachine, labelBase: img.base.Name, labelPrint: img.base.Fingerprint, labelDisk: fmt.Sprint(l.DiskBytes),
 	})
 	host := container.HostConfig{
 		NetworkMode: "none", CapDrop: []string{"ALL"}, CapAdd: kept, SecurityOpt: []string{"no-new-privileges"},
@@ -403,15 +398,15 @@ func (p *Provider) Start(ctx context.Context, id string) error {
 		if _, err := p.engine.ContainerUnpause(ctx, id, client.ContainerUnpauseOptions{}); err != nil && !errdefs.IsConflict(err) {
 			return failed(op, "the container cannot go on", err)
 		}
-		conn, err = p.open(ctx, c)
+		conn, err = p.open(ctx, id)
 	case c.State.Running:
-		conn, err = p.open(ctx, c)
+		conn, err = p.open(ctx, id)
 	default:
 		p.disks.Forget(id)
 		if err := p.mend(ctx, id); err != nil {
 			return failed(op, "what the container must have cannot be copied into it", err)
 		}
-		conn, err = p.boot(ctx, c)
+		conn, err = p.boot(ctx, id)
 	}
 	if err != nil {
 		return p.unanswered(ctx, op, id, err)

@@ -642,16 +642,10 @@ func TestAStartThatFailsSaysWhyAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestTheKeyIsNotGivenToAProgramThatMachineRootPutInTheGuestsPlace(t *testing.T) {
+func TestMachineRootReadsNothingOfTheGuest(t *testing.T) {
 	t.Parallel()
 	p := on(t, dockertest.Shared(t))
-	id := made(t, p)
-	first := woken(t, p, id)
-	root(t, first, "cd /.managoat; mv managoat-container real; printf '#!/bin/sh\nenv >/tmp/stolen\nexec /.managoat/real bridge' >managoat-container; chmod 755 managoat-container")
-	g := dialled(t, p, id)
-	if got := root(t, g, "cat /tmp/stolen 2>&1 || true"); strings.Contains(got, "KEY") {
-		t.Errorf("it has %s", got)
-	}
+	g := woken(t, p, made(t, p))
 	for _, f := range []string{"environ", "mem", "maps", "auxv", "stack", "syscall"} {
 		if got := root(t, g, "head -c1 /proc/1/"+f+" 2>/dev/null | wc -c"); got != "0\n" {
 			t.Errorf("machine root reads the guest's %s", f)

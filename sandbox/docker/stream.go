@@ -2,7 +2,6 @@ package docker
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"managoat/sandbox"
@@ -37,7 +35,7 @@ func (p *Provider) Guest(ctx context.Context, id string) (net.Conn, error) {
 	case !c.State.Running:
 		return nil, fail(sandbox.Unavailable, op, "the machine is not running", nil)
 	}
-	conn, err := p.open(ctx, c)
+	conn, err := p.open(ctx, id)
 	if err != nil {
 		return nil, failed(op, "the guest does not answer", err)
 	}
@@ -62,8 +60,7 @@ func (g *Guests) Guest(ctx context.Context, id string) (net.Conn, error) { retur
 
 // boot starts a machine's container and returns the stream that is its guest's standard input and output, once the guest has
 // answered on it. Where another server has started it meanwhile, that stream is the other's.
-func (p *Provider) boot(ctx context.Context, c container.InspectResponse) (*stream, error) {
-	id := c.ID
+func (p *Provider) boot(ctx context.Context, id string) (*stream, error) {
 	out, err := p.engine.ContainerAttach(ctx, id, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true})
 	if err != nil {
 		return nil, err
@@ -72,7 +69,7 @@ func (p *Provider) boot(ctx context.Context, c container.InspectResponse) (*stre
 	if err != nil || !began {
 		out.Close()
 		if err == nil {
-			return p.open(ctx, c)
+			return p.open(ctx, id)
 		}
 		return nil, err
 	}
@@ -103,10 +100,9 @@ func (p *Provider) begin(ctx context.Context, id string) (bool, error) {
 }
 
 // open starts a process beside a machine's guest and returns its stream, once the guest has answered on it.
-func (p *Provider) open(ctx context.Context, c container.InspectResponse) (*stream, error) {
-	program := cmp.Or(c.Config.Labels[labelBridge], bridge.Program)
-	created, err := p.engine.ExecCreate(ctx, c.ID, client.ExecCreateOptions{
-		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{program, bridge.Argument},
+func (p *Provider) open(ctx context.Context, id string) (*stream, error) {
+	created, err := p.engine.ExecCreate(ctx, id, client.ExecCreateOptions{
+		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true, Cmd: []string{bridge.Program, bridge.Argument},
 	})
 	if err != nil {
 		return nil, err

@@ -1,7 +1,7 @@
 // Package bridge carries connections into a machine that something else than Managoat keeps, as a container engine does. The
 // first one is the guest's own standard input and output, which who starts the machine is attached to. For each further one
-// the engine runs the guest's own program beside it, with its standard input and output as the stream, and that passes
-// everything on to the guest's socket.
+// the engine runs this program beside the guest, with its standard input and output as the stream, and it passes everything
+// on to the guest's socket.
 //
 // The socket is an abstract one of the machine's network namespace, which every program of the machine can name. So who
 // connects has to show the machine's key, which the engine gives its own processes in their environment: the guest's and the
@@ -17,13 +17,6 @@ const (
 
 // Program is where a container has the guest's binary: above all that machine root rearranges.
 const Program = "/.managoat/" + Name
-
-// Running is the program that the guest runs. Machine root can put another in the place of Program, which the engine would give
-// the machine's key.
-const Running = "/proc/1/" + RunningName
-
-// RunningName is argv[0] of what is started by it.
-const RunningName = "exe"
 
 // LinksVariable holds links that the machine gets ("NAME=TO", with colons between): to what is mounted elsewhere.
 const LinksVariable = "MANAGOAT_GUEST_LINKS"
