@@ -37,6 +37,7 @@ func (p *Provider) Guest(ctx context.Context, id string) (net.Conn, error) {
 	}
 	conn, err := p.open(ctx, id)
 	if err != nil {
+		p.log.Warn("docker provider: a guest does not answer", "machine", id, "error", err)
 		return nil, failed(op, "the guest does not answer", err)
 	}
 	return conn, nil
@@ -122,7 +123,9 @@ func answered(ctx context.Context, out client.HijackedResponse, in net.Conn) (*s
 		var b [1]byte
 		_, err := io.ReadFull(s, b[:])
 		if err == nil && b[0] != bridge.Connected {
-			err = fmt.Errorf("the guest answered %q", b)
+			said := make([]byte, maxSaid)
+			n, _ := s.Read(said) // where the engine starts no process, it says why there
+			err = fmt.Errorf("the guest answered %q", string(b[:])+string(said[:n]))
 		}
 		read <- err
 	}()
