@@ -194,14 +194,14 @@ func TestAConversationWithoutAWorkspaceBuildsOneOfItsOwnInItsTranscript(t *testi
 		t.Errorf("a retry of it: %+v", no)
 	}
 	name := machine(*list[0].SandboxID)
-	if !s.kept(name) {
+	if !s.kept(t, name) {
 		t.Fatal("its machine is not where the test would look for what is left of it")
 	}
 	a.do("DELETE", "/api/conversations/"+c.ID, nil)
 	if !a.gone("/api/conversations/" + c.ID) {
 		t.Error("a deleted conversation is still shown")
 	}
-	until(t, "its machine to be gone", func() bool { return !s.kept(name) })
+	until(t, "its machine to be gone", func() bool { return !s.kept(t, name) })
 }
 
 func TestTurnsAreInterruptedWhereverTheyAreAndConversationsEnd(t *testing.T) {

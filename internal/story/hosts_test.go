@@ -19,6 +19,7 @@ import (
 	"managoat/internal/peer"
 	"managoat/internal/secret"
 	"managoat/internal/testworld"
+	"managoat/sandbox/sandboxtest"
 )
 
 // beside starts another server of the instance of one that own has started on a database that was there, in the same world.
@@ -61,10 +62,15 @@ func (a *Account) at(s *Server) *Account {
 }
 
 // machines are the machines on a server's host.
-func (s *Server) machines() (names []string) {
-	all, _ := filepath.Glob(filepath.Join(s.dir, "machines", "machines", "*"))
-	for _, dir := range all {
-		names = append(names, filepath.Base(dir))
+func (s *Server) machines(tb testing.TB) []string {
+	tb.Helper()
+	host := ""
+	if contained() { // servers share the engine
+		host = s.hostID(tb)
+	}
+	names, err := sandboxtest.Machines(tb.Context(), s.place(), host)
+	if err != nil {
+		tb.Fatal(err)
 	}
 	return names
 }
@@ -161,7 +167,7 @@ func TestWhateverServerIsAskedTheOneOfTheMachinesHostDoesIt(t *testing.T) {
 	}
 	b.prompt(id, "Please speak again.")
 	b.completed(id, 3)
-	if on := near.machines(); len(on) > 0 {
+	if on := near.machines(t); len(on) > 0 {
 		t.Fatalf("the near host has machines: %v", on)
 	}
 
@@ -172,18 +178,18 @@ func TestWhateverServerIsAskedTheOneOfTheMachinesHostDoesIt(t *testing.T) {
 	}
 	for _, m := range made {
 		m = b.ready(m.ID)
-		on := strings.Join(append(far.machines(), near.machines()...), " ")
+		on := strings.Join(append(far.machines(t), near.machines(t)...), " ")
 		if strings.Count(on, machine(*m.SandboxID)) != 1 {
 			t.Errorf("the machine %s is not once among %s", *m.SandboxID, on)
 		}
 	}
-	if n := len(far.machines()) + len(near.machines()); n != 1+len(made) {
+	if n := len(far.machines(t)) + len(near.machines(t)); n != 1+len(made) {
 		t.Errorf("%d machines of %d workspaces", n, 1+len(made))
 	}
 	for _, m := range made { // whose machine is on either host
 		b.do("DELETE", "/api/workspaces/"+m.ID, nil)
 	}
-	until(t, "what was deleted to be gone", func() bool { return len(far.machines())+len(near.machines()) == 1 })
+	until(t, "what was deleted to be gone", func() bool { return len(far.machines(t))+len(near.machines(t)) == 1 })
 
 	strangers(t, near, far, a, *w.SandboxID)
 
@@ -251,7 +257,7 @@ func TestWhateverServerIsAskedTheOneOfTheMachinesHostDoesIt(t *testing.T) {
 	if said, built := b.said(id), b.file(w.ID, "built"); said != "One and two.Well, Again.Later." || built != "built\n" {
 		t.Errorf("after all it said %q, and its file is %q", said, built)
 	}
-	if on := far.machines(); len(on) != 1 || on[0] != name {
+	if on := far.machines(t); len(on) != 1 || on[0] != name {
 		t.Errorf("the far host has %v", on)
 	}
 
@@ -268,7 +274,7 @@ func TestWhateverServerIsAskedTheOneOfTheMachinesHostDoesIt(t *testing.T) {
 	b.do("POST", "/api/workspaces/"+w.ID+"/wake", nil)
 	until(t, "the machine to be up", func() bool { return get[Workspace](b, "/api/workspaces/"+w.ID).MachineStatus == "ready" })
 	b.do("DELETE", "/api/workspaces/"+w.ID, nil)
-	until(t, "its machine to be gone", func() bool { return len(far.machines()) == 0 })
+	until(t, "its machine to be gone", func() bool { return len(far.machines(t)) == 0 })
 	b.do("POST", "/api/conversations/"+id+"/terminate", nil)
 	following.Wait()
 }

@@ -273,11 +273,11 @@ func (a *Account) deletedLeavesNothing(w Workspace) {
 		a.tb.Fatalf("no machine: %+v", w)
 	}
 	name := machine(*w.SandboxID)
-	if !a.server.kept(name) || len(groups(name)) == 0 || len(running(name)) == 0 {
+	if !a.server.kept(a.tb, name) || len(groups(name)) == 0 || len(running(name)) == 0 {
 		a.tb.Fatal("the machine is not where the test would look for what is left of it")
 	}
 	a.do("DELETE", "/api/workspaces/"+w.ID, nil)
-	until(a.tb, "the machine to be gone", func() bool { return !a.server.kept(name) })
+	until(a.tb, "the machine to be gone", func() bool { return !a.server.kept(a.tb, name) })
 	until(a.tb, "the workspace to be gone", func() bool { return a.gone("/api/workspaces/" + w.ID) })
 	until(a.tb, "its processes and groups to be gone", func() bool { return len(groups(name)) == 0 && len(running(name)) == 0 })
 	processes(func(pid string, read func(string) []byte) {

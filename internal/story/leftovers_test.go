@@ -3,18 +3,15 @@ package story
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"testing"
 
-	types "github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/client"
-
-	"managoat/sandbox/docker/dockertest"
+	"managoat/sandbox/sandboxtest"
 )
 
 // leftovers looks for anything that still runs, is mounted or lies around of a server that was put down.
@@ -71,48 +68,28 @@ func machine(sandboxID string) string { return "mg-" + sandboxID }
 // contained tells whether the machines are containers of an engine of the tests.
 func contained() bool { return len(common.provider) > 0 }
 
-// container is a machine's container; nil when there is none.
-func container(machine string) *types.InspectResponse {
-	e, err := dockertest.Open()
-	if err != nil {
-		panic(err) // it was open already
+// place is where the machines of a server's host are.
+func (s *Server) place() string {
+	if contained() {
+		engine, err := sandboxtest.Place()
+		if err != nil {
+			panic(err) // it was open already
+		}
+		return engine
 	}
-	c, err := e.Client()
-	if err != nil {
-		panic(err)
-	}
-	defer c.Close()
-	r, err := c.ContainerInspect(context.Background(), machine, client.ContainerInspectOptions{})
-	if err != nil {
-		return nil
-	}
-	return &r.Container
+	return filepath.Join(s.dir, "machines")
 }
 
 // kept tells whether a machine's disk is there.
-func (s *Server) kept(machine string) bool {
-	if contained() {
-		return container(machine) != nil
-	}
-	_, err := os.Stat(filepath.Join(s.dir, "machines", "machines", machine))
-	return err == nil
-}
-
-// groupName is how the names of a machine's control groups begin.
-func groupName(machine string) string {
-	if !contained() {
-		return machine + "."
-	}
-	if c := container(machine); c != nil {
-		return c.ID
-	}
-	return "none" // what is left of a container that is gone, the engine says as it ends
+func (s *Server) kept(tb testing.TB, machine string) bool {
+	tb.Helper()
+	return slices.Contains(s.machines(tb), machine)
 }
 
 // groups are the control groups of a machine.
 func groups(machine string) []string {
 	var found []string
-	name := groupName(machine)
+	name := sandboxtest.Group(context.Background(), machine)
 	filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -131,7 +108,7 @@ func groups(machine string) []string {
 // running are the processes of a machine, as host pids. One that has ended and waits for its parent's look is none.
 func running(machine string) []string {
 	var pids []string
-	name := groupName(machine)
+	name := sandboxtest.Group(context.Background(), machine)
 	processes(func(pid string, read func(string) []byte) {
 		if bytes.Contains(read("cgroup"), []byte("/"+name)) && len(read("cmdline")) > 0 {
 			pids = append(pids, pid)
@@ -142,16 +119,5 @@ func running(machine string) []string {
 
 // firstProcess is the host pid of a running machine's guest.
 func (s *Server) firstProcess(machine string) (int, error) {
-	if contained() {
-		if c := container(machine); c != nil && c.State.Running {
-			return c.State.Pid, nil
-		}
-		return 0, errors.New("its container does not run")
-	}
-	b, err := os.ReadFile(filepath.Join(s.dir, "machines", "machines", machine, "run.json"))
-	if err != nil {
-		return 0, err
-	}
-	var run struct{ Pid int }
-	return run.Pid, json.Unmarshal(b, &run)
+	return sandboxtest.FirstProcess(context.Background(), s.place(), machine)
 }

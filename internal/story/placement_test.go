@@ -11,6 +11,7 @@ import (
 
 	"managoat/db/dbtest"
 	"managoat/internal/testworld"
+	"managoat/sandbox/sandboxtest"
 )
 
 // hostRow is a host as `managoat host … --json` shows it.
@@ -64,16 +65,16 @@ func TestMachinesAreMadeWhereThereIsRoomAndAHostCanBeTakenOutOfService(t *testin
 	large := beside(t, small, world, database, "MANAGOAT_HOST_MACHINES=4")
 	b := a.at(large)
 	on := func(s *Server, w Workspace) bool {
-		return strings.Contains(strings.Join(s.machines(), " "), machine(*w.SandboxID))
+		return strings.Contains(strings.Join(s.machines(t), " "), machine(*w.SandboxID))
 	}
 
 	// Whoever is asked: on the large host there is more room, then on both as much.
 	first := a.ready(a.workspace(env).ID)
 	second := a.ready(a.workspace(env).ID)
 	if !on(large, first) || !on(small, second) {
-		t.Fatalf("the first of two is on %v, the second on %v", large.machines(), small.machines())
+		t.Fatalf("the first of two is on %v, the second on %v", large.machines(t), small.machines(t))
 	}
-	if h := large.host(t, small); h.Name == "" || h.URL != large.url || h.Version == "" || strings.Join(h.Providers, " ") != "local" || h.Away || !h.Capped ||
+	if h := large.host(t, small); h.Name == "" || h.URL != large.url || h.Version == "" || strings.Join(h.Providers, " ") != sandboxtest.Name() || h.Away || !h.Capped ||
 		h.Places != 4 || h.MemoryBytes == 0 || h.CPUs == 0 || h.Running != 1 || h.Parked != 0 || h.DrainingSince != nil || h.Drained || time.Since(h.SeenAt) > time.Minute {
 		t.Errorf("the large host: %+v", h)
 	}
@@ -162,15 +163,15 @@ func TestMachinesAreMadeWhereThereIsRoomAndAHostCanBeTakenOutOfService(t *testin
 	// A rebuild moves to the freer host, and the machine of before goes soon.
 	b.do("DELETE", "/api/workspaces/"+third.ID, nil)
 	b.do("DELETE", "/api/workspaces/"+fourth.ID, nil)
-	until(t, "what was deleted to be gone", func() bool { return len(small.machines()) == 1 })
+	until(t, "what was deleted to be gone", func() bool { return len(small.machines(t)) == 1 })
 	hosts[hostRow](t, small, "drain", small.hostID(t))
 	until(t, "the small host to be drained", func() bool { return small.host(t, small).Drained })
 	moving := time.Now()
 	a.do("POST", "/api/workspaces/"+second.ID+"/rebuild", nil)
 	if moved := a.ready(second.ID); !on(large, moved) {
-		t.Errorf("the rebuilt machine is on %v", small.machines())
+		t.Errorf("the rebuilt machine is on %v", small.machines(t))
 	}
-	until(t, "the machine of before to go", func() bool { return len(small.machines()) == 0 })
+	until(t, "the machine of before to go", func() bool { return len(small.machines(t)) == 0 })
 	if took := time.Since(moving); took > 40*time.Second { // a look for what nobody needs is made each minute
 		t.Errorf("the machine of before went after %s", took)
 	}
@@ -212,7 +213,7 @@ func TestMachinesAreMadeWhereThereIsRoomAndAHostCanBeTakenOutOfService(t *testin
 	a.prompt(id, "Please work elsewhere.")
 	a.completed(id, 4)
 	if w := a.ready(first.ID); !on(small, w) || *w.SandboxID == *first.SandboxID {
-		t.Errorf("after all its machine is %s on %v", *w.SandboxID, small.machines())
+		t.Errorf("after all its machine is %s on %v", *w.SandboxID, small.machines(t))
 	}
 	if said := a.said(id); said != "To the end.Again.For Elsewhere." {
 		t.Errorf("it said %q", said)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -122,6 +123,45 @@ func Sweep(ctx context.Context, place string) error {
 		err = errors.Join(err, p.Destroy(ctx, info.ID))
 	}
 	return errors.Join(err, p.Close(), os.RemoveAll(place))
+}
+
+// Machines are the names of the machines at a place, running or stopped; with a host's id, of those that are its own.
+func Machines(ctx context.Context, place, host string) (names []string, err error) {
+	if Name() == Docker {
+		c, err := client.New(client.WithHost(place))
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		label := sandbox.LabelHost
+		if host != "" {
+			label += "=" + host
+		}
+		all, err := c.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
+		for _, item := range all.Items {
+			for _, name := range item.Names {
+				names = append(names, strings.TrimPrefix(name, "/"))
+			}
+		}
+		return names, err
+	}
+	all, err := filepath.Glob(filepath.Join(place, "machines", "*"))
+	for _, dir := range all {
+		names = append(names, filepath.Base(dir))
+	}
+	return names, err
+}
+
+// Group is how the names of a machine's control groups begin.
+func Group(ctx context.Context, id string) string {
+	if Name() != Docker {
+		return id + "."
+	}
+	c, err := inspect(ctx, shared.place, id)
+	if err != nil {
+		return "none" // what is left of a container that is gone, the engine says as it ends
+	}
+	return c.ID
 }
 
 // FirstProcess is the number that this host has for the first process of a machine that runs at a place.
