@@ -182,6 +182,7 @@ func (p *Provider) Capabilities(ctx context.Context) (sandbox.Capabilities, erro
 		{caps.CPULimit, "The Docker Engine cannot limit CPU time: enable the cpu cgroup on its host."},
 		{caps.PidsLimit, "The Docker Engine cannot limit processes: enable the pids cgroup on its host."},
 		{false, "Machines have no range of user ids of their own: machine root has the number of the engine's root, with few capabilities. The engine's own setting userns-remap changes that."},
+		{false, "Commands of a machine can read each other's environment, another conversation's tokens too."},
 		{false, "What one machine's packages step installed is not kept for others."},
 	} {
 		if !c.ok {

@@ -65,7 +65,7 @@ type Order struct {
 	Sudo   bool   `json:"sudo,omitempty"`
 	Cwd    bool   `json:"cwd,omitempty"` // work in the directory of cwdFD instead of Dir
 	Nested bool   `json:"nested,omitempty"`
-	Group  int    `json:"group,omitempty"` // the command's own, by which its processes are known, and apart from others; 0: none
+	Group  int    `json:"group,omitempty"` // a group more, by which the command's processes are known; 0: none
 }
 
 // rootCaps are what machine root keeps: enough for dpkg, nothing that reaches the kernel.
@@ -233,8 +233,8 @@ func Lookup(name string) (string, error) {
 }
 
 // Become changes this thread's identity to uid, with the group of the same number and, unless it is 0, one more, and leaves it
-// of caps those that it has, also across an execve. A user's one more is its first: the kernel lets processes of one user look
-// into each other, into their environment and memory, only where their first group is the same too.
+// of caps those that it has, also across an execve. It is not the first one, though other commands could not look
+// into the command's processes then: it has no name, and scripts ask for that of their group.
 func Become(uid, group int, caps []int) error {
 	caps, err := permitted(caps)
 	if err != nil {
@@ -258,17 +258,14 @@ func Become(uid, group int, caps []int) error {
 
 // setIDs changes this thread only: the standard library would change all of them, and they are about to end.
 func setIDs(uid, group int) error {
-	gid, groups := uid, []uint32{uint32(uid)}
+	groups := []uint32{uint32(uid)}
 	if group != 0 {
 		groups = append(groups, uint32(group))
-		if uid != 0 {
-			gid = group
-		}
 	}
 	if _, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&groups[0])), 0); e != 0 {
 		return fmt.Errorf("setgroups: %w", e)
 	}
-	if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), uintptr(gid), uintptr(gid)); e != 0 {
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(uid), uintptr(uid), uintptr(uid)); e != 0 {
 		return fmt.Errorf("setresgid: %w", e)
 	}
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); e != 0 {
