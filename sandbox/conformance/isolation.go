@@ -95,7 +95,7 @@ var isolation = []Check{
 			t.Errorf("an agent can allow itself user namespaces")
 		}
 	}},
-	{Name: "commands beside each other see nothing of each other's environment", Run: func(t T, p sandbox.Provider) {
+	{Name: "a command is its user's by name, and closed to others where they can be told apart", Run: func(t T, p sandbox.Provider) {
 		m := start(t, p)
 		equal(t, "the groups' names", m.must("id -un; id -gn"), "sprite\nsprite\n")
 		if !m.caps.UIDRange {
