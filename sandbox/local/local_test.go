@@ -76,14 +76,16 @@ func child(t *testing.T, mode string, uid uint32) (*exec.Cmd, string) {
 			t.Error(err)
 		}
 	})
-	self, err := os.ReadFile("/proc/self/exe")
+	if err := os.WriteFile(filepath.Join(dir, "guest"), conformancetest.GuestBinary(t), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{"test": self, "guest": conformancetest.GuestBinary(t)} {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o755); err != nil {
-			t.Fatal(err)
-		}
+	// By another process: what this one starts meanwhile would have the file open for writing, until it is another program.
+	if out, err := exec.Command("install", "-m", "755", self, filepath.Join(dir, "test")).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
 	data := filepath.Join(dir, "data")
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(data, 0o700), os.Chown(data, int(uid), int(uid))); err != nil {

@@ -98,13 +98,17 @@ func Spawn(tb testing.TB, host Host, uid int) *Process {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	self, err := os.ReadFile("/proc/self/exe")
+	self, err := os.Executable()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	exe := filepath.Join(dir, "server")
+	// By another process: what this one starts meanwhile would have the file open for writing, until it is another program.
+	if out, err := exec.Command("install", "-m", "755", self, exe).CombinedOutput(); err != nil {
+		tb.Fatalf("%v: %s", err, out)
+	}
 	host.Guest = filepath.Join(dir, "guest")
-	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(exe, self, 0o755), os.WriteFile(host.Guest, conformancetest.GuestBinary(tb), 0o644))
+	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(host.Guest, conformancetest.GuestBinary(tb), 0o644))
 	if uid != 0 {
 		host.Dir, host.Machines = filepath.Join(dir, "egress"), filepath.Join(dir, "machines")
 		for _, own := range []string{host.Dir, host.Machines} {
