@@ -420,7 +420,7 @@ func TestWhatIsInstalledOnTheHostAppearsInMachinesThatRun(t *testing.T) {
 // Servers that start together on an engine that has never seen one of them.
 func TestServersThatShareTheSameFilesAtOnce(t *testing.T) {
 	t.Parallel()
-	for range 6 {
+	for range 3 {
 		host := t.TempDir()
 		write(t, host, "node/1.0/bin/tool", "one")
 		var all sync.WaitGroup
