@@ -245,6 +245,23 @@ func TestThePlatformWritesItsAccessRowFirst(t *testing.T) {
 	}
 }
 
+// Roles are the cluster's: servers of other databases, with locks of their own, make and change the same ones.
+func TestServersOfSeveralDatabasesOfOneClusterStartTogether(t *testing.T) {
+	t.Parallel()
+	var wg sync.WaitGroup
+	for range 4 {
+		url := dbtest.Empty(t)
+		wg.Go(func() {
+			for range 8 {
+				if _, err := db.Migrate(context.Background(), url, db.URLs{}, []byte("the tests' login key")); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 func TestThreeServersMigrateAnEmptyDatabaseTogether(t *testing.T) {
 	t.Parallel()
 	url := dbtest.Empty(t)

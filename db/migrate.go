@@ -129,19 +129,35 @@ func LoginURLs(ownerURL string, loginKey []byte) (urls URLs, err error) {
 	return urls, err
 }
 
+// Roles are the cluster's, and the lock of migrations is of one database: servers of another database there may be at the same
+// role. PostgreSQL refuses the later one then.
+const (
+	rolePause = 50 * time.Millisecond
+	roleTries = 100
+)
+
 func ensureRole(ctx context.Context, conn *pgx.Conn, role, options string) error {
-	var exists bool
-	if err := conn.QueryRow(ctx, "select exists (select 1 from pg_roles where rolname = $1)", role).Scan(&exists); err != nil {
-		return err
+	for try := 1; ; try++ {
+		var exists bool
+		if err := conn.QueryRow(ctx, "select exists (select 1 from pg_roles where rolname = $1)", role).Scan(&exists); err != nil {
+			return err
+		}
+		verb := "create role "
+		if exists {
+			verb = "alter role "
+		}
+		_, err := conn.Exec(ctx, verb+role+" "+options)
+		var refused *pgconn.PgError
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &refused) && try < roleTries && ctx.Err() == nil &&
+			(strings.Contains(refused.Message, "concurrently updated") || refused.Code == pgerrcode.DuplicateObject || refused.Code == pgerrcode.UniqueViolation):
+			time.Sleep(rolePause)
+		default:
+			return fmt.Errorf("%s%s: %w (give MANAGOAT_APP_DATABASE_URL and MANAGOAT_PLATFORM_DATABASE_URL when the owner may not create roles)", verb, role, err)
+		}
 	}
-	verb := "create role "
-	if exists {
-		verb = "alter role "
-	}
-	if _, err := conn.Exec(ctx, verb+role+" "+options); err != nil {
-		return fmt.Errorf("%s%s: %w (give MANAGOAT_APP_DATABASE_URL and MANAGOAT_PLATFORM_DATABASE_URL when the owner may not create roles)", verb, role, err)
-	}
-	return nil
 }
 
 // withLogin is the owner's URL with another user.
