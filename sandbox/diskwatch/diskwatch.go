@@ -48,8 +48,8 @@ func (d *Disks) Last(machine string) (Measured, bool) {
 	return m, ok
 }
 
-// Measure returns what a machine with a limit in bytes (0 is none) uses: as look finds it now, or as it was found no longer ago than
-// fresh, but for a disk that takes long to look at.
+// Measure returns what a machine with a limit in bytes (0 is none) uses: as look finds it now, or as it was found no longer ago
+// than fresh, but for a disk that takes long to look at.
 func (d *Disks) Measure(machine string, limit int64, fresh time.Duration, look func() (int64, error)) (Measured, error) {
 	if m, ok := d.Last(machine); ok && time.Since(m.At) < max(fresh, m.took*patience) {
 		return m, nil

@@ -92,8 +92,8 @@ func noteStatus(r *http.Response) {
 	}
 }
 
-// begin starts a container, and tells whether it was this call that did. Of two that come at the very same moment the engine says so of
-// both.
+// begin starts a container, and tells whether it was this call that did. Of two that come at the very same moment the engine
+// says so of both.
 func (p *Provider) begin(ctx context.Context, id string) (bool, error) {
 	var status int
 	_, err := p.engine.ContainerStart(context.WithValue(ctx, statusKey{}, &status), id, client.ContainerStartOptions{})
